@@ -1,0 +1,5 @@
+//! Layer packages: one manifest plus one GGUF fragment per transformer layer.
+
+mod range;
+
+pub use range::{LayerRange, LayerRangeError};

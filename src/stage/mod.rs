@@ -1,0 +1,127 @@
+//! What a stage computes: token ids or hidden rows in, hidden rows or logits out.
+//!
+//! [`StageEngine`] is the seam between the scheduler and whatever runs the layers. Nothing above it knows about
+//! llama.cpp; nothing below it knows about requests.
+
+use crate::package::LayerRange;
+
+/// One sequence (a *lane*) inside an engine's KV cache: `0..StageShape::n_seq_max`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u32);
+
+/// One row of a batch: the token at position `pos` of sequence `seq`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The sequence whose KV cache the row extends.
+    pub seq: SeqId,
+    /// Absolute position in the sequence, from 0. Must equal the number of rows the sequence already holds
+    /// (counting the earlier rows of the same batch).
+    pub pos: u32,
+    /// Whether a final stage returns logits for this row. Middle stages return every row.
+    pub output: bool,
+}
+
+/// What enters a stage.
+#[derive(Clone, Copy, Debug)]
+pub enum StageInput<'a> {
+    /// Token ids `[n_rows]`, for a stage that owns the input boundary.
+    Tokens(&'a [i32]),
+    /// Hidden rows `[n_rows, n_embd]`, row-major f32: the previous stage's output.
+    Hidden(&'a [f32]),
+}
+
+/// One forward pass. `rows.len()` is at most [`StageShape::n_batch`].
+#[derive(Clone, Copy, Debug)]
+pub struct StageBatch<'a> {
+    /// Tokens or hidden rows, as many as `rows`.
+    pub input: StageInput<'a>,
+    /// Sequence, position and output wish of each row.
+    pub rows: &'a [Row],
+}
+
+/// What leaves a stage, borrowed from the engine until its next call.
+#[derive(Clone, Copy, Debug)]
+pub enum StageOutput<'a> {
+    /// Hidden rows `[n_rows, n_embd]`, row-major f32, in batch order: the input of the next stage.
+    Hidden(&'a [f32]),
+    /// Logits `[n_output_rows, n_vocab]`, row-major f32, one row for each [`Row::output`], in batch order.
+    Logits(&'a [f32]),
+}
+
+/// Sizes and limits of a loaded stage; constant for its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageShape {
+    /// The layers it owns.
+    pub layers: LayerRange,
+    /// Layers of the whole model, the MTP block counted.
+    pub layer_count: u32,
+    /// Width of a hidden row.
+    pub n_embd: usize,
+    /// Columns of a logits row; 0 when the stage does not own the output boundary.
+    pub n_vocab: usize,
+    /// KV rows that all sequences share.
+    pub n_ctx: u32,
+    /// Sequences the engine can hold.
+    pub n_seq_max: u32,
+    /// Rows of one forward pass at most.
+    pub n_batch: u32,
+}
+
+impl StageShape {
+    /// Whether the stage takes token ids.
+    pub fn owns_input(&self) -> bool {
+        self.layers.start() == 0
+    }
+
+    /// Whether the stage answers with logits.
+    pub fn owns_output(&self) -> bool {
+        self.layers.end() == self.layer_count
+    }
+}
+
+/// Why a stage did not compute.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// The batch contradicts the stage (wrong input kind, width, position, sequence): the caller's fault.
+    #[error("stage refused the batch: {0}")]
+    InvalidBatch(String),
+    /// The KV cache has no room for the rows; nothing was changed.
+    #[error("kv cache is full: {rows} rows asked, {n_ctx} rows in all")]
+    KvFull {
+        /// Rows in the refused batch.
+        rows: usize,
+        /// Capacity of the cache.
+        n_ctx: u32,
+    },
+    /// The engine failed; the stage's state is unknown and every sequence must be dropped.
+    #[error("stage failed: {0}")]
+    Engine(String),
+}
+
+/// A stage that can run forward passes. One OS thread owns it.
+pub trait StageEngine: Send {
+    /// Sizes and limits.
+    fn shape(&self) -> &StageShape;
+
+    /// Runs `batch` through the stage's layers and extends the KV cache of its sequences.
+    ///
+    /// # Errors
+    /// [`StageError::InvalidBatch`] and [`StageError::KvFull`] leave the cache as it was.
+    fn forward(&mut self, batch: &StageBatch<'_>) -> Result<StageOutput<'_>, StageError>;
+
+    /// Keeps the first `n_keep` rows of `seq` and drops the rest; `n_keep = 0` empties the sequence.
+    ///
+    /// # Errors
+    /// When the engine cannot drop part of a sequence (recurrent state, a sliding window that has moved on).
+    fn truncate(&mut self, seq: SeqId, n_keep: u32) -> Result<(), StageError>;
+
+    /// Makes the first `n_rows` rows of `from` also the content of `to`, which is emptied first.
+    ///
+    /// # Errors
+    /// When `from` holds fewer rows, or the engine cannot copy part of a sequence.
+    fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError>;
+
+    /// Rows that `seq` holds.
+    fn n_rows(&self, seq: SeqId) -> u32;
+}
