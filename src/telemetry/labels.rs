@@ -1,0 +1,157 @@
+//! Closed label values. A label value that a client can choose does not exist.
+
+/// Declares an enum whose variants are the values of one label.
+macro_rules! label_values {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident => $value:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $name {
+            /// Every variant.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+            /// Every label value, in the order of [`Self::ALL`].
+            pub const VALUES: &'static [&'static str] = &[$($value,)+];
+
+            /// The label value.
+            pub fn label(self) -> &'static str {
+                match self { $(Self::$variant => $value,)+ }
+            }
+        }
+    };
+}
+
+label_values! {
+    /// Which generating endpoint a request came through.
+    Endpoint {
+        /// `POST /v1/completions`.
+        Completions => "completions",
+    }
+}
+
+label_values! {
+    /// How a request ended. Every request that was accepted ends in exactly one.
+    Finish {
+        /// End of generation or a stop string.
+        Stop => "stop",
+        /// The token budget or the context is used up.
+        Length => "length",
+        /// The client has gone.
+        Cancelled => "cancelled",
+        /// The server failed it.
+        Error => "error",
+    }
+}
+
+label_values! {
+    /// Where the rows of prompt tokens came from.
+    PromptSource {
+        /// They went through the layers.
+        Computed => "computed",
+    }
+}
+
+label_values! {
+    /// What the rows of one engine step were for.
+    StepPhase {
+        /// Prompt tokens only.
+        Prefill => "prefill",
+        /// One generated token per lane only.
+        Decode => "decode",
+        /// Both in one batch.
+        Mixed => "mixed",
+    }
+}
+
+label_values! {
+    /// What a start of the server spends its time on.
+    LoadPhase {
+        /// Checking the package: manifest, sizes, digests.
+        Verify => "verify",
+        /// Reading weights and building the engine.
+        Load => "load",
+    }
+}
+
+label_values! {
+    /// Kinds of error answer, see `docs/api.md`.
+    ErrorKind {
+        /// The request is wrong: body, field, value, media type, size.
+        InvalidRequest => "invalid_request",
+        /// No such route, method or model.
+        NotFound => "not_found",
+        /// The prompt does not fit the context.
+        ContextLength => "context_length",
+        /// Too many requests wait already.
+        QueueFull => "queue_full",
+        /// The model is not loaded yet.
+        Loading => "loading",
+        /// The server is shutting down.
+        Draining => "draining",
+        /// The engine or the server itself failed.
+        Engine => "engine",
+        /// The request ran out of time.
+        Deadline => "deadline",
+        /// A further stage is lost.
+        StageUnavailable => "stage_unavailable",
+    }
+}
+
+label_values! {
+    /// Method of an HTTP request.
+    Method {
+        /// GET.
+        Get => "GET",
+        /// POST.
+        Post => "POST",
+        /// HEAD.
+        Head => "HEAD",
+        /// OPTIONS.
+        Options => "OPTIONS",
+        /// Any other one.
+        Other => "other",
+    }
+}
+
+label_values! {
+    /// Route of an HTTP request: the pattern, never the path.
+    Route {
+        /// Text completion.
+        Completions => "/v1/completions",
+        /// The models served.
+        Models => "/v1/models",
+        /// One model.
+        Model => "/v1/models/{id}",
+        /// Text to token ids.
+        Tokenize => "/tokenize",
+        /// Token ids to text.
+        Detokenize => "/detokenize",
+        /// An endpoint of the OpenAI API that is not served.
+        Unsupported => "unsupported",
+        /// Anything else.
+        Unmatched => "unmatched",
+    }
+}
+
+/// Status codes that have a series of their own; any other counts as `other`.
+pub const STATUS_CODES: &[&str] =
+    &["200", "400", "404", "405", "413", "415", "429", "499", "500", "502", "503", "504", "other"];
+
+/// The label value for a status code.
+pub fn status_code(code: u16) -> &'static str {
+    match code {
+        200 => "200",
+        400 => "400",
+        404 => "404",
+        405 => "405",
+        413 => "413",
+        415 => "415",
+        429 => "429",
+        499 => "499",
+        500 => "500",
+        502 => "502",
+        503 => "503",
+        504 => "504",
+        _ => "other",
+    }
+}

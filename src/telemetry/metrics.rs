@@ -1,0 +1,195 @@
+//! The only functions that record. Callers pass types; names and labels stay in [`super::catalogue`].
+//!
+//! All are cheap (one hash lookup and one atomic) and never block; without an installed recorder they do nothing.
+
+use std::time::{Duration, Instant};
+
+use metrics::{counter, gauge, histogram};
+
+use super::{
+    catalogue as names,
+    labels::{Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, StepPhase, status_code},
+};
+
+/// Version of this crate.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Commit of this build, when the build was told.
+pub const GIT: &str = match option_env!("SKIPPY_BUILD_GIT") {
+    Some(git) => git,
+    None => "unknown",
+};
+/// The llama.cpp built in, when there is one.
+pub const LLAMA: &str = match option_env!("SKIPPY_BUILD_LLAMA") {
+    Some(llama) => llama,
+    None => "none",
+};
+
+/// Requests that hold a lane and requests that wait for one, as the scheduler sees them now.
+pub fn set_requests(in_flight: usize, queued: usize) {
+    gauge!(names::REQUESTS_IN_FLIGHT).set(in_flight as f64);
+    gauge!(names::REQUESTS_QUEUED).set(queued as f64);
+}
+
+/// Lanes in use and in all.
+pub fn set_lanes(busy: usize, capacity: usize) {
+    gauge!(names::LANES_BUSY).set(busy as f64);
+    gauge!(names::LANES_CAPACITY).set(capacity as f64);
+}
+
+/// KV rows in use and in all.
+pub fn set_kv_cells(used: usize, capacity: usize) {
+    gauge!(names::KV_CELLS_USED).set(used as f64);
+    gauge!(names::KV_CELLS_CAPACITY).set(capacity as f64);
+}
+
+/// A forward pass over `rows` rows is over.
+pub fn engine_step(phase: StepPhase, rows: usize, took: Duration) {
+    histogram!(names::ENGINE_STEP, "phase" => phase.label()).record(took);
+    histogram!(names::BATCH_ROWS).record(rows as f64);
+}
+
+/// A request has got its lane after waiting for `waited`.
+pub fn request_admitted(waited: Duration) {
+    histogram!(names::QUEUE_DURATION).record(waited);
+}
+
+/// The prompt of a request is through: `tokens` of it came from `source`.
+pub fn prompt_tokens(source: PromptSource, tokens: u64) {
+    counter!(names::PROMPT_TOKENS, "source" => source.label()).increment(tokens);
+}
+
+/// The first token of a request came `since_submit` after its acceptance and `since_lane` after it got its lane.
+pub fn first_token(since_submit: Duration, since_lane: Duration) {
+    histogram!(names::TIME_TO_FIRST_TOKEN).record(since_submit);
+    histogram!(names::PREFILL_DURATION).record(since_lane);
+    counter!(names::GENERATION_TOKENS).increment(1);
+}
+
+/// A further token came `gap` after the one before.
+pub fn next_token(gap: Duration) {
+    histogram!(names::INTER_TOKEN_LATENCY).record(gap);
+    counter!(names::GENERATION_TOKENS).increment(1);
+}
+
+/// An accepted request has ended `since_submit` after its acceptance; `decoding` is the time from its first to its last
+/// token, when it had one.
+pub fn request_finished(endpoint: Endpoint, finish: Finish, since_submit: Duration, decoding: Option<Duration>) {
+    counter!(names::REQUESTS_FINISHED, "endpoint" => endpoint.label(), "finish_reason" => finish.label()).increment(1);
+    histogram!(names::REQUEST_DURATION).record(since_submit);
+    if let Some(decoding) = decoding {
+        histogram!(names::DECODE_DURATION).record(decoding);
+    }
+}
+
+/// A client was told of an error.
+pub fn request_error(kind: ErrorKind) {
+    counter!(names::REQUEST_ERRORS, "class" => kind.label()).increment(1);
+}
+
+/// A phase of the start is over.
+pub fn load_finished(phase: LoadPhase, took: Duration) {
+    gauge!(names::LOAD_DURATION, "phase" => phase.label()).set(took);
+}
+
+/// What `skippy_model_info` says.
+#[derive(Clone, Debug)]
+pub struct ModelInfo<'a> {
+    /// Model id.
+    pub model: &'a str,
+    /// SHA-256 of the package manifest.
+    pub package_digest: &'a str,
+    /// `general.architecture`.
+    pub architecture: &'a str,
+    /// First layer owned.
+    pub layer_start: u32,
+    /// One past the last layer owned.
+    pub layer_end: u32,
+    /// ABI of the package.
+    pub abi: &'a str,
+}
+
+/// The model is loaded. To be called once.
+pub fn set_model_info(info: &ModelInfo<'_>) {
+    let labels = [
+        ("model", info.model.to_owned()),
+        ("package_digest", info.package_digest.to_owned()),
+        ("architecture", info.architecture.to_owned()),
+        ("layer_start", info.layer_start.to_string()),
+        ("layer_end", info.layer_end.to_string()),
+        ("abi", info.abi.to_owned()),
+    ];
+    gauge!(names::MODEL_INFO, &labels).set(1.0);
+}
+
+/// One HTTP request, from its head to the end of the response body. Records when dropped.
+#[derive(Debug)]
+pub struct HttpRequest {
+    method: Method,
+    route: Route,
+    started: Instant,
+    /// `None` until the response head is made: then the client has left.
+    code: Option<u16>,
+    body_ended: bool,
+}
+
+impl HttpRequest {
+    /// A request has come.
+    pub fn start(method: Method, route: Route) -> Self {
+        gauge!(names::HTTP_REQUESTS_IN_FLIGHT).increment(1.0);
+        Self { method, route, started: Instant::now(), code: None, body_ended: false }
+    }
+
+    /// The head of the response is made.
+    pub fn responded(&mut self, code: u16) {
+        self.code = Some(code);
+    }
+
+    /// The last byte of the body was handed out.
+    pub fn body_ended(&mut self) {
+        self.body_ended = true;
+    }
+
+    /// Status to account for: a body that is dropped before its end means that the client has left.
+    pub fn code(&self) -> u16 {
+        match self.code {
+            Some(code) if self.body_ended => code,
+            _ => 499,
+        }
+    }
+
+    /// Time since the request came.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+impl Drop for HttpRequest {
+    fn drop(&mut self) {
+        let (method, route) = (self.method.label(), self.route.label());
+        gauge!(names::HTTP_REQUESTS_IN_FLIGHT).decrement(1.0);
+        counter!(names::HTTP_REQUESTS, "method" => method, "route" => route, "code" => status_code(self.code()))
+            .increment(1);
+        histogram!(names::HTTP_REQUEST_DURATION, "method" => method, "route" => route).record(self.elapsed());
+    }
+}
+
+/// The routes that are served, each with its method and status 200, show zeros from the start.
+pub(super) fn register_http_routes() {
+    for route in Route::ALL {
+        let method = match route {
+            Route::Completions | Route::Tokenize | Route::Detokenize => Method::Post.label(),
+            Route::Models | Route::Model => Method::Get.label(),
+            Route::Unsupported | Route::Unmatched => continue,
+        };
+        counter!(names::HTTP_REQUESTS, "method" => method, "route" => route.label(), "code" => "200").increment(0);
+        drop(histogram!(names::HTTP_REQUEST_DURATION, "method" => method, "route" => route.label()));
+    }
+}
+
+pub(super) fn set_build_info() {
+    gauge!(names::BUILD_INFO, "version" => VERSION, "git" => GIT, "llama" => LLAMA).set(1.0);
+}
+
+pub(super) fn set_process_start(since_epoch: Duration) {
+    gauge!(names::PROCESS_START_TIME).set(since_epoch);
+}
