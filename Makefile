@@ -1,0 +1,65 @@
+# Every target is safe to repeat; what is already there is not fetched, built or packaged again.
+
+# Where cargo puts its output, and where the models and tools that the scripts fetch are kept.
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+MODELS     := $(or $(SKIPPY_MODEL_CACHE),$(CURDIR)/.cache/models)
+BIN        := $(TARGET_DIR)/release/skippy-stage
+CARGO_DENY := 0.20.2
+
+# Passed on to `skippy-stage serve`: make serve ARGS="--bind 127.0.0.1:8000 --split 10,20"
+ARGS ?=
+
+# One profile for everything that includes the engine, so that llama.cpp is compiled once.
+CARGO_FLAGS := --locked --release
+
+.PHONY: help serve build test fmt clippy test-rust test-doc test-python test-models lint bench setup setup-test clean-cache
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: build ## build, fetch a small model, package it and serve it on 127.0.0.1:9337
+	@scripts/package-model.sh smollm2 >/dev/null
+	@exec $(BIN) serve .cache/packages/smollm2 $(ARGS)
+
+build: setup ## build the release binaries
+	cargo build $(CARGO_FLAGS) --bins
+
+test: fmt clippy test-rust test-doc test-python ## everything that must pass before a change lands
+
+fmt: setup-test
+	cargo fmt --check
+
+clippy: setup-test
+	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --all-targets --no-default-features -- -D warnings
+
+test-rust: setup-test test-models
+	SKIPPY_TEST_MODELS=$(MODELS) cargo test $(CARGO_FLAGS)
+
+test-doc: setup-test
+	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps
+
+test-python: setup-test test-models ## the official OpenAI client and promtool against a real server process
+	cargo build $(CARGO_FLAGS) --bins
+	SKIPPY_BIN=$(BIN) scripts/test-python.sh
+
+test-models: ## fetch the real models that the tests use, checksums verified
+	@scripts/fetch-model.sh smollm2 gemma3 >/dev/null
+
+lint: setup-test ## licences, duplicates and sources of all dependencies; shell scripts
+	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny@$(CARGO_DENY)
+	cargo deny --all-features check licenses bans sources
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh .ci/run; \
+	else echo "shellcheck is not installed: scripts not checked"; fi
+
+bench: build test-models ## server against plain decode loops in the same process
+	SKIPPY_TEST_MODELS=$(MODELS) cargo bench $(CARGO_FLAGS:--release=)
+
+setup: ## install the build tools that are missing
+	@scripts/setup.sh
+
+setup-test:
+	@scripts/setup.sh test
+
+clean-cache: ## forget fetched models, packages and tools
+	rm -rf .cache
