@@ -1,0 +1,227 @@
+//! The side of a server that request handlers hold.
+
+use std::{
+    sync::{Arc, OnceLock, mpsc},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{mpsc::UnboundedReceiver, watch};
+
+use crate::{
+    package::LayerRange,
+    serve::{
+        Event, GenerateRequest, Phase, ServeError, Status, Totals,
+        job::{Job, Limits},
+        scheduler::{self, Command},
+        shared::Shared,
+    },
+    stage::StageEngine,
+    text::TextModel,
+};
+
+/// Limits that the operator may set; `None` takes the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServeOptions {
+    /// Requests that run together. Default and maximum: what the engine can hold.
+    pub lanes: Option<u32>,
+    /// Requests that may wait for a lane. Default: 8 for each lane, at least 16, at most 256.
+    pub max_queue: Option<u32>,
+    /// Tokens of one request at most, prompt and answer together. Default: the engine's KV rows divided by the
+    /// lanes, so that no request without `max_tokens` has to wait for another; maximum: all KV rows.
+    pub ctx_per_request: Option<u32>,
+}
+
+/// What is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelCard {
+    /// The name clients use.
+    pub id: String,
+    /// Unix time of its making, seconds.
+    pub created: u64,
+    /// Layers of the whole model.
+    pub layer_count: u32,
+    /// Layers served by this process.
+    pub layers: LayerRange,
+    /// Tokens of one request at most. [`Starter::start`] sets it to the limit that holds.
+    pub n_ctx: u32,
+    /// Width of a hidden row.
+    pub n_embd: u32,
+    /// Tokens of the vocabulary.
+    pub n_vocab: u32,
+    /// SHA-256 of the package manifest, hex.
+    pub package_digest: String,
+    /// `general.architecture` of the model.
+    pub arch: String,
+    /// Runtime ABI version of the package.
+    pub abi: String,
+}
+
+/// What exists once the model is loaded.
+pub struct Loaded {
+    /// Vocabulary and samplers.
+    pub text: Arc<dyn TextModel>,
+    /// What is served.
+    pub card: ModelCard,
+    limits: Limits,
+    commands: mpsc::Sender<Command>,
+}
+
+/// A server, loading or loaded. Clones share it; when all are gone it finishes its requests and ends.
+#[derive(Clone)]
+pub struct ServeHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    loaded: OnceLock<Loaded>,
+    options: ServeOptions,
+}
+
+/// The right to end the loading phase of one [`ServeHandle`], once. Dropped unused, the server counts as failed.
+pub struct Starter {
+    inner: Arc<Inner>,
+}
+
+/// Starts serving `engine` at once.
+///
+/// # Errors
+/// Those of [`Starter::start`].
+pub fn spawn(
+    engine: Box<dyn StageEngine>,
+    text: Arc<dyn TextModel>,
+    card: ModelCard,
+    options: ServeOptions,
+) -> Result<(ServeHandle, JoinHandle<()>), ServeError> {
+    let (handle, starter) = ServeHandle::loading(options);
+    let thread = starter.start(engine, text, card)?;
+    Ok((handle, thread))
+}
+
+impl ServeHandle {
+    /// A server without a model yet: it answers [`status`](Self::status) and refuses requests with
+    /// [`ServeError::Loading`] until the starter is used.
+    pub fn loading(options: ServeOptions) -> (Self, Starter) {
+        let inner = Arc::new(Inner { shared: Arc::new(Shared::new()), loaded: OnceLock::new(), options });
+        (Self { inner: inner.clone() }, Starter { inner })
+    }
+
+    /// Hands in a request. Never waits: the events arrive on the receiver, and dropping it cancels the request.
+    ///
+    /// # Errors
+    /// When the request is invalid or too long, the queue is full, or the server is not ready.
+    pub fn submit(&self, request: GenerateRequest) -> Result<UnboundedReceiver<Event>, ServeError> {
+        let loaded = self.loaded()?;
+        if let Some(refusal) = self.inner.shared.refusal() {
+            return Err(refusal);
+        }
+        let (job, events) = Job::new(request, loaded.text.as_ref(), &loaded.limits, &self.inner.shared)?;
+        match loaded.commands.send(Command::Submit(Box::new(job))) {
+            Ok(()) => Ok(events),
+            Err(_) => Err(self.inner.shared.abandoned()),
+        }
+    }
+
+    /// Vocabulary and model card.
+    ///
+    /// # Errors
+    /// [`ServeError::Loading`] or [`ServeError::LoadFailed`] while there is no model. They stay available when the
+    /// server drains or its engine fails.
+    pub fn loaded(&self) -> Result<&Loaded, ServeError> {
+        self.inner.loaded.get().ok_or_else(|| self.inner.shared.refusal().unwrap_or(ServeError::Loading))
+    }
+
+    /// What is served, once loaded.
+    pub fn model(&self) -> Option<&ModelCard> {
+        self.inner.loaded.get().map(|loaded| &loaded.card)
+    }
+
+    /// The vocabulary, once loaded.
+    pub fn text(&self) -> Option<&Arc<dyn TextModel>> {
+        self.inner.loaded.get().map(|loaded| &loaded.text)
+    }
+
+    /// A reading of the state. Never touches the engine.
+    pub fn status(&self) -> Status {
+        self.inner.shared.status()
+    }
+
+    /// Requests since the start.
+    pub fn totals(&self) -> Totals {
+        self.inner.shared.totals()
+    }
+
+    /// Watches the phase.
+    pub fn phases(&self) -> watch::Receiver<Phase> {
+        self.inner.shared.phases()
+    }
+
+    /// Starts the shutdown: new and waiting requests fail with [`ServeError::Draining`], running ones may go on for
+    /// `limit` and fail likewise after that. A second call replaces the limit.
+    pub fn drain(&self, limit: Duration) {
+        let shared = &self.inner.shared;
+        let loading = shared.phase() == Phase::Loading;
+        shared.advance(Phase::Draining);
+        let deadline = Instant::now().checked_add(limit);
+        let sent = self.inner.loaded.get().is_some_and(|loaded| loaded.commands.send(Command::Drain(deadline)).is_ok());
+        if loading && !sent {
+            shared.advance(Phase::Stopped);
+        }
+    }
+
+    /// Waits until every request is done and the server has stopped or failed.
+    pub async fn stopped(&self) -> Phase {
+        let mut phases = self.phases();
+        let last = phases.wait_for(|phase| matches!(phase, Phase::Stopped | Phase::Failed)).await;
+        last.map_or(Phase::Stopped, |phase| *phase)
+    }
+}
+
+impl Starter {
+    /// Ends loading: spawns the engine thread, and the server is ready. The thread ends after
+    /// [`ServeHandle::drain`] or when every handle is gone.
+    ///
+    /// # Errors
+    /// [`ServeError::Draining`] when the shutdown came first; [`ServeError::LoadFailed`], which the server then
+    /// reports too, when the engine does not own input and output or the thread cannot be spawned.
+    pub fn start(
+        self,
+        engine: Box<dyn StageEngine>,
+        text: Arc<dyn TextModel>,
+        mut card: ModelCard,
+    ) -> Result<JoinHandle<()>, ServeError> {
+        let shared = self.inner.shared.clone();
+        let limits = Limits::new(engine.shape(), &text, &self.inner.options).map_err(|error| self.give_up(error))?;
+        card.n_ctx = limits.ctx_per_request;
+        shared.set_capacity(limits.lanes, limits.kv_rows);
+        let (commands, inbox) = mpsc::channel();
+        let thread = thread::Builder::new().name("skippy-engine".into()).spawn({
+            let (shared, text) = (shared.clone(), text.clone());
+            move || scheduler::run(engine, text, shared, inbox, limits)
+        });
+        let thread = thread.map_err(|error| self.give_up(format!("the engine thread does not start: {error}")))?;
+        // First the model, then the phase: whoever sees `Ready` finds the model.
+        let _ = self.inner.loaded.set(Loaded { text, card, limits, commands });
+        if shared.advance(Phase::Ready) { Ok(thread) } else { Err(shared.abandoned()) }
+    }
+
+    /// Ends loading: there will be no model. The message says why.
+    pub fn failed(self, message: impl Into<String>) {
+        self.give_up(message.into());
+    }
+
+    fn give_up(&self, message: String) -> ServeError {
+        let error = ServeError::LoadFailed(message);
+        self.inner.shared.fail(error.clone());
+        error
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        if self.inner.shared.phase() == Phase::Loading {
+            self.give_up("loading ended without a result".into());
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A request that has passed every check, with all it needs on the engine thread.
+
+use std::{sync::Arc, time::Instant};
+
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+
+use crate::{
+    serve::{Event, FinishReason, GenerateRequest, ServeError, ServeOptions, shared::Shared},
+    stage::StageShape,
+    text::{Sampler, SamplingParams, StopMatcher, TextModel, argmax, has_nan},
+};
+
+/// Numbers that requests are checked against; constant for the life of a server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) lanes: u32,
+    pub(super) max_queue: u32,
+    pub(super) ctx_per_request: u32,
+    pub(super) kv_rows: u32,
+    pub(super) n_vocab: u32,
+}
+
+impl Limits {
+    /// The operator's options within what the engine can do.
+    pub(super) fn new(shape: &StageShape, text: &Arc<dyn TextModel>, options: &ServeOptions) -> Result<Self, String> {
+        if !(shape.owns_input() && shape.owns_output()) {
+            return Err(format!(
+                "layers {} of {} own {}: completions need every layer",
+                shape.layers,
+                shape.layer_count,
+                if shape.owns_input() { "no output" } else { "no input" },
+            ));
+        }
+        if shape.n_vocab != text.n_vocab() as usize {
+            return Err(format!("the logits have {} columns, the vocabulary {}", shape.n_vocab, text.n_vocab()));
+        }
+        // A lane needs a sequence, a row of every batch and a KV row.
+        let most = shape.n_seq_max.min(shape.n_batch).min(shape.n_ctx);
+        if most == 0 {
+            return Err(format!(
+                "the engine has {} sequences, {} batch rows and {} KV rows: each must be at least 1",
+                shape.n_seq_max, shape.n_batch, shape.n_ctx
+            ));
+        }
+        let lanes = options.lanes.unwrap_or(most).clamp(1, most);
+        Ok(Self {
+            lanes,
+            max_queue: options.max_queue.unwrap_or(lanes.saturating_mul(8).clamp(16, 256)),
+            ctx_per_request: options.ctx_per_request.unwrap_or(shape.n_ctx / lanes).clamp(1, shape.n_ctx),
+            kv_rows: shape.n_ctx,
+            n_vocab: text.n_vocab(),
+        })
+    }
+
+    /// Requests that may be in the house, running and waiting.
+    fn in_flight(&self) -> u32 {
+        self.lanes.saturating_add(self.max_queue)
+    }
+}
+
+/// A request that has passed every check.
+pub(super) struct Job {
+    pub(super) request: GenerateRequest,
+    pub(super) picker: Picker,
+    pub(super) stops: StopMatcher,
+    /// Tokens to generate at most: `max_tokens` within the context.
+    pub(super) budget: u32,
+    /// Prompt rows to compute: all when something is generated, all but the last when the prompt is only scored.
+    pub(super) prompt_rows: u32,
+    /// KV rows it can need at most. The last generated token never enters the cache.
+    pub(super) kv_rows: u32,
+    pub(super) submitted: Instant,
+    pub(super) reply: Reply,
+}
+
+impl Job {
+    /// Checks `request` and counts it in.
+    pub(super) fn new(
+        request: GenerateRequest,
+        text: &dyn TextModel,
+        limits: &Limits,
+        shared: &Arc<Shared>,
+    ) -> Result<(Self, UnboundedReceiver<Event>), ServeError> {
+        check_tokens(&request.prompt, limits.n_vocab)?;
+        if request.stop.iter().any(String::is_empty) {
+            let message = "`stop` holds an empty string: each must have at least one character".into();
+            return Err(ServeError::InvalidRequest { param: Some("stop"), message });
+        }
+        let n_prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+        let n_ctx = limits.ctx_per_request;
+        let wanted = request.max_tokens.unwrap_or(u32::MAX);
+        if n_prompt_tokens.saturating_add(wanted.min(1)) > n_ctx {
+            return Err(ServeError::ContextLength { n_prompt_tokens, n_ctx });
+        }
+        let budget = wanted.min(n_ctx - n_prompt_tokens);
+        let prompt_rows = match (budget, request.prompt_logprobs) {
+            (0, false) => 0,
+            (0, true) => n_prompt_tokens - 1,
+            _ => n_prompt_tokens,
+        };
+        let picker = Picker::new(&request.sampling, &request.prompt, text, limits.n_vocab)?;
+        let stops = StopMatcher::new(&request.stop);
+        let (reply, events) = Reply::new(shared, limits)?;
+        let kv_rows = prompt_rows + budget.saturating_sub(1);
+        let submitted = Instant::now();
+        Ok((Self { request, picker, stops, budget, prompt_rows, kv_rows, submitted, reply }, events))
+    }
+
+    /// Tokens of the prompt.
+    pub(super) fn prompt_tokens(&self) -> u32 {
+        u32::try_from(self.request.prompt.len()).unwrap_or(u32::MAX)
+    }
+}
+
+fn check_tokens(prompt: &[i32], n_vocab: u32) -> Result<(), ServeError> {
+    let refuse = |message| Err(ServeError::InvalidRequest { param: Some("prompt"), message });
+    if prompt.is_empty() {
+        return refuse("`prompt` is empty: it must hold at least one token".into());
+    }
+    match prompt.iter().find(|&&token| u32::try_from(token).map_or(true, |id| id >= n_vocab)) {
+        Some(token) => refuse(format!("`prompt` holds token {token}, the vocabulary has ids 0..{n_vocab}")),
+        None => Ok(()),
+    }
+}
+
+/// How the tokens of one request are chosen.
+pub(super) enum Picker {
+    /// The largest raw logit; needs no sampler.
+    Greedy,
+    /// A sampler with its own state and random numbers.
+    Sampler(Box<dyn Sampler>),
+}
+
+impl Picker {
+    fn new(params: &SamplingParams, prompt: &[i32], text: &dyn TextModel, n_vocab: u32) -> Result<Self, ServeError> {
+        params.validate(n_vocab)?;
+        if params.is_plain_greedy() {
+            return Ok(Self::Greedy);
+        }
+        // The seed is fixed here, so that a sampler never depends on which requests came before.
+        let seed = params.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
+        let mut sampler = text.sampler(&SamplingParams { seed: Some(seed), ..params.clone() })?;
+        prompt.iter().for_each(|&token| sampler.accept(token));
+        Ok(Self::Sampler(sampler))
+    }
+
+    /// The next token for `logits` `[n_vocab]`, already accepted.
+    pub(super) fn pick(&mut self, logits: &[f32]) -> Result<i32, ServeError> {
+        let broken = || ServeError::Engine("the logits hold NaN".into());
+        match self {
+            Self::Greedy => argmax(logits).and_then(|id| i32::try_from(id).ok()).ok_or_else(broken),
+            Self::Sampler(_) if has_nan(logits) => Err(broken()),
+            Self::Sampler(sampler) => {
+                let token = sampler.sample(logits);
+                if usize::try_from(token).map_or(true, |id| id >= logits.len()) {
+                    return Err(ServeError::Engine(format!("the sampler chose token {token}, outside the vocabulary")));
+                }
+                sampler.accept(token);
+                Ok(token)
+            }
+        }
+    }
+}
+
+/// The way back to the client. Sees to it that exactly one of `Done` and `Failed` is sent, whatever happens to the
+/// request, and that it is counted out.
+pub(super) struct Reply {
+    events: UnboundedSender<Event>,
+    shared: Arc<Shared>,
+    ended: bool,
+}
+
+impl Reply {
+    fn new(shared: &Arc<Shared>, limits: &Limits) -> Result<(Self, UnboundedReceiver<Event>), ServeError> {
+        if !shared.enter(limits.in_flight()) {
+            return Err(ServeError::QueueFull { max_queue: limits.max_queue });
+        }
+        let (events, receiver) = mpsc::unbounded_channel();
+        Ok((Self { events, shared: shared.clone(), ended: false }, receiver))
+    }
+
+    /// Sends an event that does not end the request.
+    pub(super) fn send(&self, event: Event) {
+        // A client that has left is noticed by `is_gone`.
+        let _ = self.events.send(event);
+    }
+
+    /// Whether the client has left.
+    pub(super) fn is_gone(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    /// Ends the request: it is counted out before the client learns of it.
+    pub(super) fn end(mut self, reason: FinishReason, last: Option<Event>) {
+        self.close(reason, last);
+    }
+
+    fn close(&mut self, reason: FinishReason, last: Option<Event>) {
+        self.ended = true;
+        self.shared.leave(reason);
+        if let Some(event) = last {
+            let _ = self.events.send(event);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.close(FinishReason::Error, Some(Event::Failed(self.shared.abandoned())));
+        }
+    }
+}
