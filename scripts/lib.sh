@@ -1,7 +1,6 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # what is set here is used by the scripts that source it
 # Shared by the scripts beside it; sourced, never run. Sets ROOT, CACHE and MODELS.
-
-set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=$ROOT/.cache

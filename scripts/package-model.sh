@@ -4,6 +4,7 @@
 #
 #   scripts/package-model.sh smollm2|gemma3
 
+set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 TARGET_DIR=${CARGO_TARGET_DIR:-target}

@@ -4,6 +4,7 @@
 #   scripts/setup.sh          the build: cargo, a C++ compiler, cmake, libclang
 #   scripts/setup.sh test     also the checks: rustfmt, clippy, python3 with pip, promtool
 
+set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 MIN_RUST=1.88
@@ -51,7 +52,8 @@ setup_build() {
         return
     fi
     local words
-    words=$(echo $missing)
+    words=$(tr "\n" " " <<<"$missing")
+    words=${words% }
     if have apt-get; then
         can_be_root || die "missing: $words. run as root: apt-get install g++ make cmake libclang-dev"
         local packages=() word
@@ -75,7 +77,7 @@ setup_build() {
         die "missing: $words. install a C++ compiler, make, cmake and libclang (set LIBCLANG_PATH if it lies elsewhere)"
     fi
     missing=$(missing_build_tools)
-    [ -z "$missing" ] || die "still missing after the install: $(echo $missing)"
+    [ -z "$missing" ] || die "still missing after the install: $(tr "\n" " " <<<"$missing")"
 }
 
 setup_rust_components() {

@@ -2,6 +2,7 @@
 # Runs tests/python: the official OpenAI client and promtool against real server processes.
 # Arguments go to pytest. SKIPPY_BIN names the server to test; the default is the release build.
 
+set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 cd "$ROOT"

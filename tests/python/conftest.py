@@ -1,0 +1,33 @@
+"""One server for all tests of the client; tests that end or refuse a server start their own."""
+
+import openai
+import pytest
+
+from server import PATIENCE_S, Server
+
+CONTEXT = 2048
+
+
+@pytest.fixture(scope="session")
+def server():
+    server = Server("--lanes", "2", "--ctx-size", str(CONTEXT))
+    yield server
+    alive = server.process.poll() is None
+    server.kill()
+    assert alive, f"the server died during the tests:\n{server.log_text()}"
+    assert "panicked" not in server.log_text()
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    # Retries stay at the client's default of two, as users have them: a failure that cannot succeed must not cause any.
+    return connect(server)
+
+
+@pytest.fixture(scope="session")
+def model(client):
+    return client.models.list().data[0].id
+
+
+def connect(server, kind=openai.OpenAI):
+    return kind(base_url=server.url + "/v1", api_key="unused", timeout=PATIENCE_S)

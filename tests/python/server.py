@@ -1,0 +1,132 @@
+"""A real `skippy-stage serve` process, and a few HTTP calls that the OpenAI client does not make."""
+
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+BIN = os.environ["SKIPPY_BIN"]
+PACKAGE = os.environ["SKIPPY_TEST_PACKAGE"]
+
+# Upper bound of every wait. Generous: the machine may be busy with other builds.
+PATIENCE_S = 60
+
+_LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+
+def command(*args):
+    return [BIN, "serve", *args]
+
+
+def environment():
+    """The tests' own environment without settings of the server's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SKIPPY_")}
+    return {**kept, "NO_COLOR": "1"}
+
+
+def run_to_end(*args):
+    """Runs `serve` with arguments that end it by itself; returns (exit code, stdout, stderr)."""
+    done = subprocess.run(command(*args), env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Server:
+    """One server process on a free loopback port, started and ready when the constructor returns."""
+
+    def __init__(self, *args, package=PACKAGE):
+        self.process = subprocess.Popen(
+            command(package, "--bind", "127.0.0.1:0", *args),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log = []
+        self._listening = threading.Event()
+        self.url = None
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        try:
+            self._listening.wait(PATIENCE_S)
+            assert self.url, f"the server named no address:\n{self.log_text()}"
+            self.wait_until(lambda: self.get("/readyz")[0] == 200, "ready")
+        except BaseException:
+            self.kill()
+            raise
+
+    def _read_log(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := _LISTENING.search(line):
+                self.url = found.group(1)
+                self._listening.set()
+        self._listening.set()
+
+    def log_text(self):
+        return "".join(self.log)
+
+    def get(self, path):
+        """(status, body) of a GET."""
+        return self._call(urllib.request.Request(self.url + path))
+
+    def post(self, path, body):
+        """(status, parsed body) of a POST of JSON."""
+        request = urllib.request.Request(
+            self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        status, text = self._call(request)
+        return status, json.loads(text)
+
+    def _call(self, request):
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def metric(self, name, **labels):
+        """Sum over the series of `name` that carry `labels`; at least one must exist."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        values = [value for found, found_labels, value in samples(text)
+                  if found == name and labels.items() <= found_labels.items()]
+        assert values, f"/metrics has no series {name} {labels}"
+        return sum(values)
+
+    def wait_until(self, condition, what):
+        """Asks again until `condition` holds. Every ask is a request to the server, so this is no idle spin."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, f"the server died before it was {what}:\n{self.log_text()}"
+            assert time.monotonic() < deadline, f"the server was not {what} in {PATIENCE_S} s:\n{self.log_text()}"
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self):
+        """Exit code, once the process has ended by itself."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+
+
+def samples(text):
+    """The samples of a Prometheus text page as (name, labels, value)."""
+    for line in text.splitlines():
+        if found := _SAMPLE.match(line):
+            name, labels, value = found.groups()
+            yield name, dict(_LABEL.findall(labels or "")), float(value)
