@@ -1,2 +1,58 @@
-//! (under construction)
-fn main() {}
+//! Builds `kernels/` with `cc` and binds its header with `bindgen`. Does nothing without the feature `engine`.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(feature = "engine")]
+    engine::build();
+}
+
+#[cfg(feature = "engine")]
+mod engine {
+    use std::{env, path::PathBuf};
+
+    const SOURCES: [&str; 3] = ["kernels/guard.cpp", "kernels/segments.cpp", "kernels/logits.cpp"];
+    const HEADER: &str = "kernels/skippy_kernels.h";
+
+    pub fn build() {
+        for file in SOURCES.iter().chain([&HEADER]) {
+            println!("cargo:rerun-if-changed={file}");
+        }
+        let include = llama_include();
+        compile(&include);
+        bind(&include);
+    }
+
+    /// Where `llama-cpp-sys-2` installed the headers of the llama.cpp that it built.
+    fn llama_include() -> PathBuf {
+        let root = env::var_os("DEP_LLAMA_ROOT").expect("llama-cpp-sys-2 sets DEP_LLAMA_ROOT through its `links` key");
+        let include = PathBuf::from(root).join("include");
+        assert!(include.join("llama.h").is_file(), "no llama.h under {}: did llama-cpp-sys-2 build?", include.display());
+        include
+    }
+
+    fn compile(include: &PathBuf) {
+        let mut build = cc::Build::new();
+        build.cpp(true).std("c++17").include("kernels").include(include).files(SOURCES).warnings(true);
+        if env::var("CARGO_ENCODED_RUSTFLAGS").is_ok_and(|flags| flags.contains("target-cpu=native")) {
+            build.flag_if_supported("-march=native");
+        }
+        build.compile("skippy_kernels");
+    }
+
+    fn bind(include: &std::path::Path) {
+        let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("kernels.rs");
+        bindgen::Builder::default()
+            .header(HEADER)
+            .clang_arg(format!("-I{}", include.display()))
+            .allowlist_item("(skippy|SKIPPY)_.*")
+            // The llama types are those of llama-cpp-sys-2, not copies of them.
+            .allowlist_recursively(false)
+            .raw_line("use llama_cpp_sys_2::*;")
+            .raw_line("use libc::FILE;")
+            .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))
+            .generate()
+            .unwrap_or_else(|e| panic!("bindgen could not read {HEADER}: {e} (is libclang installed?)"))
+            .write_to_file(&out)
+            .unwrap_or_else(|e| panic!("cannot write {}: {e}", out.display()));
+    }
+}

@@ -1,1 +1,74 @@
-//! (under construction)
+//! Safe wrappers over the public C API of the pinned, unmodified llama.cpp.
+//!
+//! All `unsafe` that touches llama.cpp is here. A wrapper checks what llama.cpp would abort on before it calls, calls
+//! through `kernels/guard.cpp` where an exception may escape, and turns status codes and log lines into [`LlamaError`].
+#![allow(unsafe_code)]
+
+mod capture;
+mod context;
+mod embedding;
+mod log;
+mod model;
+mod sampler;
+mod text;
+mod threadpool;
+
+pub use context::{Context, ContextOptions, DecodeInput, KvType};
+pub use embedding::dequantise_row;
+pub use model::{Model, ModelOptions};
+pub use text::LlamaText;
+pub use threadpool::Threadpool;
+
+use std::sync::Once;
+
+/// Why a llama.cpp call failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LlamaError {
+    /// The model could not be loaded.
+    #[error("llama.cpp could not load the model: {0}")]
+    Load(String),
+    /// The context (KV cache, compute buffers) could not be made.
+    #[error("llama.cpp could not create a context: {0}")]
+    Context(String),
+    /// No KV room for the batch; nothing was changed.
+    #[error("llama.cpp found no kv slot for the batch")]
+    KvFull,
+    /// The batch was refused; nothing was changed.
+    #[error("llama.cpp refused the batch: {0}")]
+    Batch(String),
+    /// The computation failed; the KV cache may hold part of the batch.
+    #[error("llama.cpp failed to compute: {0}")]
+    Compute(String),
+    /// Text could not be turned into tokens.
+    #[error("llama.cpp could not tokenize the text: {0}")]
+    Tokenize(String),
+    /// Part of a sequence could not be removed or copied.
+    #[error("llama.cpp cannot edit part of sequence {seq}: {what}")]
+    Memory {
+        /// The sequence.
+        seq: u32,
+        /// What was tried.
+        what: &'static str,
+    },
+}
+
+/// Prepares the library; cheap after the first call.
+fn init() {
+    static INIT: Once = Once::new();
+    INIT.call_once(|| {
+        log::install();
+        // SAFETY: called once, before any other llama.cpp call of this process.
+        unsafe { llama_cpp_sys_2::llama_backend_init() };
+    });
+}
+
+/// The llama.cpp and ggml versions that are linked in, for logs and `skippy_build_info`.
+pub fn version() -> String {
+    // SAFETY: both return a pointer to a static, terminated string.
+    unsafe {
+        let llama = std::ffi::CStr::from_ptr(llama_cpp_sys_2::llama_version());
+        let ggml = std::ffi::CStr::from_ptr(llama_cpp_sys_2::ggml_version());
+        format!("llama.cpp {} ggml {}", llama.to_string_lossy(), ggml.to_string_lossy())
+    }
+}

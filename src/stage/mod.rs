@@ -3,6 +3,11 @@
 //! [`StageEngine`] is the seam between the scheduler and whatever runs the layers. Nothing above it knows about
 //! llama.cpp; nothing below it knows about requests.
 
+pub mod families;
+#[cfg(feature = "engine")]
+pub mod llama;
+pub mod local_chain;
+
 use crate::package::LayerRange;
 
 /// One sequence (a *lane*) inside an engine's KV cache: `0..StageShape::n_seq_max`.
@@ -124,4 +129,38 @@ pub trait StageEngine: Send {
 
     /// Rows that `seq` holds.
     fn n_rows(&self, seq: SeqId) -> u32;
+}
+
+/// Refuses a sequence that the engine does not have.
+pub(crate) fn check_seq(seq: SeqId, shape: &StageShape) -> Result<(), StageError> {
+    match seq.0 < shape.n_seq_max {
+        true => Ok(()),
+        false => {
+            Err(StageError::InvalidBatch(format!("sequence {}, allowed 0 to {}", seq.0, shape.n_seq_max.saturating_sub(1))))
+        }
+    }
+}
+
+/// Refuses rows that an engine could only misread: too many, unknown sequences, positions that jump.
+pub(crate) fn check_rows(rows: &[Row], shape: &StageShape, held: impl Fn(SeqId) -> u32) -> Result<(), StageError> {
+    if rows.is_empty() || rows.len() > shape.n_batch as usize {
+        return Err(StageError::InvalidBatch(format!("{} rows, allowed 1 to {}", rows.len(), shape.n_batch)));
+    }
+    for (index, row) in rows.iter().enumerate() {
+        check_seq(row.seq, shape)?;
+        let expected = match rows[..index].iter().rev().find(|earlier| earlier.seq == row.seq) {
+            Some(earlier) => earlier.pos + 1,
+            None => held(row.seq),
+        };
+        if row.pos != expected {
+            return Err(StageError::InvalidBatch(format!(
+                "position {} for sequence {}, expected {expected}: positions must not jump",
+                row.pos, row.seq.0
+            )));
+        }
+        if row.pos >= shape.n_ctx {
+            return Err(StageError::KvFull { rows: rows.len(), n_ctx: shape.n_ctx });
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,91 @@
+// The C face of skippy-stage's own C++ code. bindgen reads this header; src/kernels.rs and src/llama/ call it.
+//
+// Three things live here because Rust cannot do them over the plain C API:
+//   * guarded calls: an exception that llama.cpp throws must never unwind into Rust, so each call that may throw is
+//     wrapped, and its text comes back in a buffer;
+//   * a read-only FILE over memory segments, which lets llama.cpp read a GGUF that exists only as a header in memory
+//     and mapped fragments behind it;
+//   * row kernels over logits.
+
+#ifndef SKIPPY_KERNELS_H
+#define SKIPPY_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Raised when a signature below changes. src/kernels.rs compares it at start.
+#define SKIPPY_KERNELS_ABI 1
+
+int32_t skippy_kernels_abi(void);
+
+// ---- guarded calls ----------------------------------------------------------------------------------------------
+
+// What a guarded call returns when an exception was caught; its text is in the error buffer (always terminated).
+#define SKIPPY_EXCEPTION INT32_MIN
+
+// llama_decode. Returns its status, or SKIPPY_EXCEPTION.
+int32_t skippy_decode(struct llama_context * ctx, const struct llama_batch * batch, char * err, size_t err_len);
+
+// llama_tokenize. Returns the token count, or minus the count needed, or SKIPPY_EXCEPTION.
+int32_t skippy_tokenize(
+        const struct llama_vocab * vocab,
+        const char * text,
+        int32_t text_len,
+        llama_token * tokens,
+        int32_t n_tokens_max,
+        bool add_special,
+        bool parse_special,
+        char * err,
+        size_t err_len);
+
+// llama_token_to_piece. Returns the byte count, or minus the count needed, or SKIPPY_EXCEPTION.
+int32_t skippy_token_to_piece(
+        const struct llama_vocab * vocab,
+        llama_token token,
+        char * piece,
+        int32_t piece_len,
+        bool special,
+        char * err,
+        size_t err_len);
+
+// Fills scratch[0..n_vocab] from the logits row and applies the sampler chain to it. The chain must end in a sampler
+// that selects. Returns the chosen token id, -1 when the chain selected none, or SKIPPY_EXCEPTION.
+int32_t skippy_sample(
+        struct llama_sampler * chain,
+        const float * logits,
+        int32_t n_vocab,
+        struct llama_token_data * scratch,
+        char * err,
+        size_t err_len);
+
+// ---- a FILE over memory -----------------------------------------------------------------------------------------
+
+struct skippy_segment {
+    const void * data;
+    size_t len;
+};
+
+// Opens the concatenation of the segments for reading. The table is copied; the bytes are not, and must outlive the
+// FILE. Close with fclose. NULL with errno set on failure, or when the platform has neither fopencookie nor funopen.
+FILE * skippy_segments_open(const struct skippy_segment * segments, size_t n_segments);
+
+// ---- row kernels ------------------------------------------------------------------------------------------------
+
+// Index of the largest element of row[0..n], the lowest index on ties. -1 when n is 0 or an element is NaN.
+int64_t skippy_argmax(const float * row, size_t n);
+
+// log(sum(exp(row[i]))), accumulated in double. NaN when an element is NaN, -inf when n is 0.
+double skippy_log_sum_exp(const float * row, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,293 @@
+//! The `llama` engine: any llama.cpp architecture at any certified cut, on the unmodified library.
+//!
+//! `virtual_gguf` turns the fragments of a range into a model that llama.cpp can load; `embedder` feeds the first
+//! stage; [`crate::llama::Context`] captures the last layer's rows where the range ends before the output head.
+
+mod embedder;
+mod virtual_gguf;
+
+use super::{
+    Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
+    families::{self, CutError, EmbeddingScale},
+};
+use crate::{
+    gguf::{GgufError, Metadata},
+    llama::{Context, ContextOptions, DecodeInput, KvType, LlamaError, LlamaText, Model, ModelOptions, Threadpool},
+    package::StageFiles,
+};
+use embedder::Embedder;
+use std::sync::Arc;
+
+/// How a stage is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct LlamaStageOptions {
+    /// KV rows that all sequences share.
+    pub n_ctx: u32,
+    /// Rows of one forward pass at most.
+    pub n_batch: u32,
+    /// Sequences.
+    pub n_seq_max: u32,
+    /// Type of the K cache.
+    pub cache_type_k: KvType,
+    /// Type of the V cache.
+    pub cache_type_v: KvType,
+    /// Layers to put on a GPU; `None` leaves it to llama.cpp.
+    pub gpu_layers: Option<u32>,
+    /// Try cuts of families that no parity run has certified.
+    pub allow_uncertified_cuts: bool,
+}
+
+/// Why a stage could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LlamaStageError {
+    /// The range starts or ends where the family must not be cut.
+    #[error(transparent)]
+    Cut(#[from] CutError),
+    /// The in-memory header could not be made.
+    #[error("cannot lay the stage out as a model: {0}")]
+    Gguf(#[from] GgufError),
+    /// llama.cpp refused.
+    #[error(transparent)]
+    Llama(#[from] LlamaError),
+    /// A metadata key that every model has.
+    #[error("`shared/metadata.gguf` lacks `{key}`")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// The final stage has neither `output.weight` nor a tied embedding.
+    #[error("the stage owns the output but has neither `output.weight` nor a tied `token_embd.weight`")]
+    NoOutput,
+    /// The first stage has no embedding table.
+    #[error("the stage owns the input but `shared/embeddings.gguf` lacks `token_embd.weight`")]
+    NoEmbeddings,
+    /// The embedding table does not fit the model.
+    #[error("`token_embd.weight` has shape {shape:?}, expected [{n_embd}, n_vocab]")]
+    EmbeddingShape {
+        /// The table's shape.
+        shape: Vec<u64>,
+        /// The model's hidden width.
+        n_embd: usize,
+    },
+    /// ggml has no conversion to f32 for the table.
+    #[error("`token_embd.weight` has type {ty}, which ggml cannot turn into f32 rows")]
+    EmbeddingType {
+        /// The table's type.
+        ty: &'static str,
+    },
+    /// A token id outside the table.
+    #[error("token id {token} is outside the vocabulary of {n_vocab}")]
+    TokenId {
+        /// The id.
+        token: i32,
+        /// Rows of the table.
+        n_vocab: u64,
+    },
+    /// A placeholder tensor would overflow.
+    #[error("placeholder tensor `{tensor}` is too large")]
+    TooLarge {
+        /// Its name.
+        tensor: String,
+    },
+    /// A model that cannot be decoded token by token.
+    #[error("`{arch}` is not a decoder-only model; this engine serves those only")]
+    NotDecoder {
+        /// Architecture.
+        arch: String,
+    },
+    /// A cut through a recurrent model.
+    #[error("`{arch}` keeps recurrent state, so its rows cannot be taken out between layers; serve it whole")]
+    Recurrent {
+        /// Architecture.
+        arch: String,
+    },
+}
+
+/// A range of layers in llama.cpp.
+pub struct LlamaStage {
+    shape: StageShape,
+    context: Context,
+    embedder: Option<Embedder>,
+    rows_held: Vec<u32>,
+    pos: Vec<i32>,
+    seq: Vec<u32>,
+    output: Vec<i8>,
+}
+
+impl LlamaStage {
+    /// Loads the stage that `files` holds. The fragments are unmapped again before this returns; only a first stage of
+    /// a split model keeps `shared/embeddings.gguf` mapped.
+    ///
+    /// # Errors
+    /// [`LlamaStageError`].
+    pub fn load(
+        mut files: StageFiles,
+        pool: Arc<Threadpool>,
+        options: &LlamaStageOptions,
+    ) -> Result<Self, LlamaStageError> {
+        let metadata = files.metadata.gguf().metadata.clone();
+        let arch = metadata.arch().unwrap_or("unknown").to_owned();
+        let (owns_input, owns_output) = (files.owns_input(), files.owns_output());
+        for cut in [files.range.start(), files.range.end()] {
+            if cut != 0 && cut != files.layer_count {
+                families::check_cut(&metadata, files.layer_count, cut, options.allow_uncertified_cuts)?;
+            }
+        }
+
+        let model = {
+            let gguf = virtual_gguf::build(&files)?;
+            Model::load(&gguf.segments(), &ModelOptions { vocab_only: false, gpu_layers: options.gpu_layers })?
+        };
+        if !model.is_decoder_only() {
+            return Err(LlamaStageError::NotDecoder { arch });
+        }
+        if !(owns_input && owns_output) && model.is_recurrent_or_hybrid() {
+            return Err(LlamaStageError::Recurrent { arch });
+        }
+
+        let embedder = match (owns_input && !owns_output, files.embeddings.take()) {
+            (true, Some(embeddings)) => {
+                let scale = families::family(&arch).map_or(EmbeddingScale::One, |family| family.embedding);
+                Some(Embedder::new(embeddings, model.n_embd(), scale)?)
+            }
+            (true, None) => return Err(LlamaStageError::NoEmbeddings),
+            (false, _) => None,
+        };
+        let (range, layer_count) = (files.range, files.layer_count);
+        drop(files);
+
+        let context = Context::new(
+            Arc::new(model),
+            pool,
+            &ContextOptions {
+                n_ctx: options.n_ctx,
+                n_batch: options.n_batch,
+                n_seq_max: options.n_seq_max,
+                cache_type_k: options.cache_type_k,
+                cache_type_v: options.cache_type_v,
+                capture_layer: (!owns_output).then(|| range.len() - 1),
+            },
+        )?;
+        let model = context.model();
+        let shape = StageShape {
+            layers: range,
+            layer_count,
+            n_embd: model.n_embd(),
+            n_vocab: if owns_output { model.n_vocab() } else { 0 },
+            n_ctx: context.n_ctx(),
+            n_seq_max: options.n_seq_max,
+            n_batch: options.n_batch,
+        };
+        let rows_held = vec![0; options.n_seq_max as usize];
+        Ok(Self { shape, context, embedder, rows_held, pos: Vec::new(), seq: Vec::new(), output: Vec::new() })
+    }
+
+    /// The model's vocabulary; `None` for a stage that does not own the output, which is loaded without one.
+    pub fn text(&self) -> Option<LlamaText> {
+        self.shape.owns_output().then(|| LlamaText::new(self.context.model().clone()))
+    }
+
+    fn check(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
+        let refuse = |what: String| Err(StageError::InvalidBatch(what));
+        match (&batch.input, self.shape.owns_input()) {
+            (StageInput::Tokens(_), false) => {
+                return refuse(format!("token ids for layers {}, which start inside the model", self.shape.layers));
+            }
+            (StageInput::Hidden(_), true) => return refuse("hidden rows for the first stage".into()),
+            (StageInput::Tokens(tokens), true) if tokens.len() != batch.rows.len() => {
+                return refuse(format!("{} token ids for {} rows", tokens.len(), batch.rows.len()));
+            }
+            (StageInput::Hidden(rows), false) if rows.len() != batch.rows.len() * self.shape.n_embd => {
+                let (got, rows, width) = (rows.len(), batch.rows.len(), self.shape.n_embd);
+                return refuse(format!("{got} floats for {rows} rows of width {width}"));
+            }
+            _ => {}
+        }
+        super::check_rows(batch.rows, &self.shape, |seq| self.n_rows(seq))
+    }
+
+    fn run(&mut self, batch: &StageBatch<'_>) -> Result<(), StageError> {
+        self.pos.clear();
+        self.pos.extend(batch.rows.iter().map(|row| row.pos as i32));
+        self.seq.clear();
+        self.seq.extend(batch.rows.iter().map(|row| row.seq.0));
+        self.output.clear();
+        // A stage that hands rows on needs them all: llama.cpp drops rows without output before the last layer.
+        let every_row = !self.shape.owns_output();
+        self.output.extend(batch.rows.iter().map(|row| i8::from(every_row || row.output)));
+
+        let input = match (batch.input, &mut self.embedder) {
+            (StageInput::Tokens(tokens), Some(embedder)) => {
+                let rows = embedder.embed(tokens).map_err(|e| StageError::InvalidBatch(e.to_string()))?;
+                DecodeInput::Embeddings(rows)
+            }
+            (StageInput::Tokens(tokens), None) => DecodeInput::Tokens(tokens),
+            (StageInput::Hidden(rows), _) => DecodeInput::Embeddings(rows),
+        };
+        self.context.decode(input, &mut self.pos, &self.seq, &mut self.output).map_err(|error| match error {
+            LlamaError::KvFull => StageError::KvFull { rows: batch.rows.len(), n_ctx: self.shape.n_ctx },
+            LlamaError::Batch(what) => StageError::InvalidBatch(what),
+            other => StageError::Engine(other.to_string()),
+        })
+    }
+}
+
+impl StageEngine for LlamaStage {
+    fn shape(&self) -> &StageShape {
+        &self.shape
+    }
+
+    fn forward(&mut self, batch: &StageBatch<'_>) -> Result<StageOutput<'_>, StageError> {
+        self.check(batch)?;
+        self.run(batch)?;
+        for Row { seq, .. } in batch.rows {
+            self.rows_held[seq.0 as usize] += 1;
+        }
+        Ok(match self.shape.owns_output() {
+            true => StageOutput::Logits(self.context.logits()),
+            false => StageOutput::Hidden(self.context.hidden()),
+        })
+    }
+
+    fn truncate(&mut self, seq: SeqId, n_keep: u32) -> Result<(), StageError> {
+        super::check_seq(seq, &self.shape)?;
+        // Emptying is never skipped: after a failed pass the cache may hold rows that were not counted.
+        if n_keep > 0 && n_keep >= self.n_rows(seq) {
+            return Ok(());
+        }
+        self.context.remove_from(seq.0, n_keep).map_err(|e| StageError::Engine(e.to_string()))?;
+        self.rows_held[seq.0 as usize] = n_keep;
+        Ok(())
+    }
+
+    fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
+        super::check_seq(from, &self.shape)?;
+        super::check_seq(to, &self.shape)?;
+        let held = self.n_rows(from);
+        if n_rows > held || from == to {
+            return Err(StageError::InvalidBatch(format!(
+                "copy {n_rows} rows of sequence {} to {}: it holds {held}",
+                from.0, to.0
+            )));
+        }
+        self.context.remove_from(to.0, 0).map_err(|e| StageError::Engine(e.to_string()))?;
+        self.context.copy(from.0, to.0, n_rows);
+        self.rows_held[to.0 as usize] = n_rows;
+        Ok(())
+    }
+
+    fn n_rows(&self, seq: SeqId) -> u32 {
+        self.rows_held.get(seq.0 as usize).copied().unwrap_or(0)
+    }
+}
+
+/// The vocabulary of a package, from its metadata alone, for a process whose stage does not own the output.
+///
+/// # Errors
+/// When llama.cpp refuses the tokenizer.
+pub fn load_vocabulary(metadata: &Metadata) -> Result<LlamaText, LlamaStageError> {
+    let gguf = virtual_gguf::build_vocabulary(metadata)?;
+    let model = Model::load(&gguf.segments(), &ModelOptions { vocab_only: true, gpu_layers: Some(0) })?;
+    Ok(LlamaText::new(Arc::new(model)))
+}

@@ -1,0 +1,117 @@
+//! Stages back to back in one process: what `serve --split` runs, and how tests try every cut.
+
+use super::{SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape};
+use crate::package::LayerRange;
+
+/// A chain of stages that behaves like one stage over the union of their layers.
+pub struct LocalChain {
+    stages: Vec<Box<dyn StageEngine>>,
+    shape: StageShape,
+}
+
+/// Why stages do not form a chain.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChainError {
+    /// No stages.
+    #[error("a chain needs at least one stage")]
+    Empty,
+    /// Two neighbours leave a gap or overlap.
+    #[error("stage {index} serves layers {got}, expected it to start at layer {expected}")]
+    Range {
+        /// Position in the chain, from 0.
+        index: usize,
+        /// Its layers.
+        got: LayerRange,
+        /// Where the stage before it ends.
+        expected: u32,
+    },
+    /// Two stages disagree about a size.
+    #[error("stage {index} has {what} {got}, the first stage has {expected}")]
+    Mismatch {
+        /// Position in the chain, from 0.
+        index: usize,
+        /// Which size.
+        what: &'static str,
+        /// The stage's value.
+        got: u64,
+        /// The first stage's value.
+        expected: u64,
+    },
+}
+
+impl LocalChain {
+    /// Joins stages in order.
+    ///
+    /// # Errors
+    /// When their layer ranges do not meet, or width, layer count or limits differ.
+    pub fn new(stages: Vec<Box<dyn StageEngine>>) -> Result<Self, ChainError> {
+        let first = stages.first().ok_or(ChainError::Empty)?.shape().clone();
+        let mut end = first.layers.start();
+        for (index, stage) in stages.iter().enumerate() {
+            let shape = stage.shape();
+            if shape.layers.start() != end {
+                return Err(ChainError::Range { index, got: shape.layers, expected: end });
+            }
+            end = shape.layers.end();
+            let sizes = |shape: &StageShape| {
+                [
+                    ("layer count", u64::from(shape.layer_count)),
+                    ("hidden width", shape.n_embd as u64),
+                    ("kv rows", u64::from(shape.n_ctx)),
+                    ("sequences", u64::from(shape.n_seq_max)),
+                    ("batch rows", u64::from(shape.n_batch)),
+                ]
+            };
+            for ((what, got), (_, expected)) in sizes(shape).into_iter().zip(sizes(&first)) {
+                if got != expected {
+                    return Err(ChainError::Mismatch { index, what, got, expected });
+                }
+            }
+        }
+        let n_vocab = stages.last().map_or(0, |stage| stage.shape().n_vocab);
+        let layers = LayerRange::new(first.layers.start(), end).map_err(|_| ChainError::Empty)?;
+        Ok(Self { shape: StageShape { layers, n_vocab, ..first }, stages })
+    }
+}
+
+impl StageEngine for LocalChain {
+    fn shape(&self) -> &StageShape {
+        &self.shape
+    }
+
+    fn forward(&mut self, batch: &StageBatch<'_>) -> Result<StageOutput<'_>, StageError> {
+        run(&mut self.stages, batch, 0)
+    }
+
+    fn truncate(&mut self, seq: SeqId, n_keep: u32) -> Result<(), StageError> {
+        self.stages.iter_mut().try_for_each(|stage| stage.truncate(seq, n_keep))
+    }
+
+    fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
+        self.stages.iter_mut().try_for_each(|stage| stage.copy(from, to, n_rows))
+    }
+
+    fn n_rows(&self, seq: SeqId) -> u32 {
+        self.stages.first().map_or(0, |stage| stage.n_rows(seq))
+    }
+}
+
+fn run<'a>(
+    stages: &'a mut [Box<dyn StageEngine>],
+    batch: &StageBatch<'_>,
+    index: usize,
+) -> Result<StageOutput<'a>, StageError> {
+    let (stage, rest) = stages.split_first_mut().ok_or_else(|| StageError::Engine("an empty chain".into()))?;
+    let output = stage.forward(batch).map_err(|error| match index {
+        0 => error,
+        // The stages before this one have already extended their caches, so no later error leaves the chain as it was.
+        _ => StageError::Engine(format!("stage {index}: {error}")),
+    })?;
+    match output {
+        StageOutput::Hidden(rows) if !rest.is_empty() => {
+            run(rest, &StageBatch { input: StageInput::Hidden(rows), rows: batch.rows }, index + 1)
+        }
+        output => Ok(output),
+    }
+}
