@@ -294,7 +294,7 @@ impl Array {
 
     /// Element `at`, as a value of its own.
     pub fn value(&self, at: usize) -> Option<Value> {
-        with_items!(self, items => items.get(at).map(|item| Value::from(item.clone())))
+        with_items!(self, items => items.get(at).cloned().map(Value::from))
     }
 
     /// The strings, when it is an array of strings.
