@@ -13,6 +13,7 @@ mod cursor;
 mod error;
 mod file;
 mod header;
+mod metadata;
 mod reader;
 mod rules;
 mod source;
@@ -24,6 +25,7 @@ mod writer;
 pub use error::GgufError;
 pub use file::GgufFile;
 pub use header::{Header, TensorSpec, encode_header};
+pub use metadata::Metadata;
 pub use reader::{Gguf, TensorInfo};
 pub use rules::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_LEN, MAX_DIMS, MAX_KEY_BYTES, MAX_STRING_BYTES, MAX_TENSOR_NAME_BYTES,
@@ -31,7 +33,7 @@ pub use rules::{
 pub use source::Source;
 pub use split::ShardName;
 pub use types::GgmlType;
-pub use value::{Array, GgufString, Metadata, Value, ValueType};
+pub use value::{Array, GgufString, Value, ValueType};
 pub use writer::GgufWriter;
 
 #[cfg(test)]

@@ -172,3 +172,17 @@ fn writer_refuses_what_the_reader_would_refuse() {
         assert!(matches!(encode_header(&meta, &[], 32), Err(GgufError::KeyName { index: 0, .. })));
     }
 }
+
+#[test]
+fn fuzz_seeds_are_read_or_refused_as_their_names_say() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/gguf");
+    let mut sound = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let result = Gguf::parse(&std::fs::read(&path).unwrap());
+        let ok = path.file_name().unwrap().to_string_lossy().starts_with("ok-");
+        assert_eq!(result.is_ok(), ok, "{}: {result:?}", path.display());
+        sound += usize::from(ok);
+    }
+    assert!(sound > 0);
+}

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Writes the seed corpus: small files, sound ones (`ok-*`) and one for each kind of fault. Standard library only."""
+import pathlib
+import struct
+
+SEEDS = pathlib.Path(__file__).parent / "seeds"
+U8, U32, F32, BOOL, STRING, ARRAY, U64, F64 = 0, 4, 6, 7, 8, 9, 10, 12
+
+
+def u32(n):
+    return struct.pack("<I", n)
+
+
+def u64(n):
+    return struct.pack("<Q", n)
+
+
+def string(text):
+    data = text.encode()
+    return u64(len(data)) + data
+
+
+def key(name, kind, value):
+    return string(name) + u32(kind) + value
+
+
+def array(name, kind, items):
+    return key(name, ARRAY, u32(kind) + u64(len(items)) + b"".join(items))
+
+
+def tensor(name, shape, kind, offset):
+    return string(name) + u32(len(shape)) + b"".join(map(u64, shape)) + u32(kind) + u64(offset)
+
+
+def gguf(keys, tensors, data_len, version=3, counts=None, alignment=32):
+    n_tensors, n_keys = counts or (len(tensors), len(keys))
+    head = b"GGUF" + u32(version) + u64(n_tensors) + u64(n_keys) + b"".join(keys + tensors)
+    return head + bytes(-len(head) % alignment) + bytes(i % 251 for i in range(data_len))
+
+
+ARCH = key("general.architecture", STRING, string("llama"))
+MODEL = [
+    ARCH,
+    key("llama.block_count", U32, u32(2)),
+    key("llama.rope.freq_base", F32, struct.pack("<f", 1e4)),
+    key("tokenizer.ggml.add_bos_token", BOOL, b"\1"),
+    array("tokenizer.ggml.tokens", STRING, [string("<s>"), string("a"), string("ü")]),
+    array("tokenizer.ggml.scores", F32, [struct.pack("<f", -i) for i in range(3)]),
+]
+TENSORS = [tensor("token_embd.weight", [8, 3], 0, 0), tensor("blk.0.attn_q.weight", [32, 2], 8, 96)]
+
+GGUF_SEEDS = {
+    "ok-model": gguf(MODEL, TENSORS, 96 + 68),
+    "ok-version-2": gguf(MODEL, TENSORS, 192, version=2),
+    "ok-metadata-alone": gguf(MODEL, [], 0),
+    "ok-shard": gguf([key("split.no", 2, b"\1\0"), key("split.count", 2, b"\2\0")], TENSORS[:1], 96),
+    "ok-aligned-64": gguf([key("general.alignment", U32, u32(64))], [tensor("a", [1, 1, 1, 1], 24, 0)], 1, alignment=64),
+    "ok-wide-types": gguf([key("a", U64, u64(2**64 - 1)), key("b", F64, b"\xff" * 8), key("c", U8, b"\7")], [], 0),
+    "ok-tensors-of-blocks": gguf([], [tensor("k", [256, 2], 12, 0), tensor("m", [32, 1, 2], 39, 288)], 288 + 34),
+    "alignment-zero": gguf([key("general.alignment", U32, u32(0))], [], 0),
+    "alignment-u64": gguf([key("general.alignment", U64, u64(32))], [], 0),
+    "kv-count-2-pow-60": gguf([ARCH], [], 0, counts=(0, 2**60)),
+    "tensor-count-2-pow-60": gguf([ARCH], TENSORS, 64, counts=(2**60, 1)),
+    "array-of-unknown-type": gguf([key("a", ARRAY, u32(77) + u64(5))], [], 0),
+    "array-of-arrays": gguf([key("a", ARRAY, u32(ARRAY) + u64(1) + u32(U8) + u64(0))], [], 0),
+    "array-too-long": gguf([key("a", ARRAY, u32(U64) + u64(2**61))], [], 0),
+    "string-past-the-end": gguf([key("a", STRING, u64(2**40))], [], 0),
+    "duplicate-key": gguf([ARCH, ARCH], [], 0),
+    "duplicate-tensor": gguf([], [tensor("a", [8], 0, 0), tensor("a", [8], 0, 32)], 64),
+    "five-dimensions": gguf([], [tensor("a", [1] * 5, 0, 0)], 4),
+    "shape-overflow": gguf([], [tensor("a", [2**32, 2**32], 0, 0)], 4),
+    "offset-overflow": gguf([], [tensor("a", [8], 0, 2**64 - 32)], 32),
+    "tensors-overlap": gguf([], [tensor("a", [16], 0, 0), tensor("b", [8], 0, 32)], 96),
+    "tensor-past-the-end": gguf([], [tensor("a", [8], 0, 0)], 31),
+    "version-1": gguf([], [], 0, version=1),
+    "big-endian": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+    "html": b"<!DOCTYPE html><title>404</title>",
+}
+
+for name, content in GGUF_SEEDS.items():
+    path = SEEDS / "gguf" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
