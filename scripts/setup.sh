@@ -9,21 +9,24 @@ set -euo pipefail
 
 MIN_RUST=1.88
 
-# Whether libclang and its own headers can be found the way bindgen looks for them.
+# Whether libclang and clang's own headers (a package of their own on Debian) are where bindgen looks for them.
 have_libclang() {
-    local dir
-    for dir in ${LIBCLANG_PATH:+"$LIBCLANG_PATH"} \
-        $(llvm-config --libdir 2>/dev/null || true) \
-        /usr/lib/llvm*/lib /usr/lib/*-linux-gnu /usr/lib64 /usr/lib /usr/local/lib /usr/local/llvm*/lib \
-        /opt/homebrew/opt/llvm/lib /usr/local/opt/llvm/lib \
-        /Library/Developer/CommandLineTools/usr/lib \
-        /Applications/Xcode.app/Contents/Developer/Toolchains/XcodeDefault.xctoolchain/usr/lib; do
-        if compgen -G "$dir/libclang.so*" >/dev/null || compgen -G "$dir/libclang-*.so*" >/dev/null ||
-            [ -e "$dir/libclang.dylib" ]; then
-            return 0
+    # Someone who sets this knows.
+    [ -z "${LIBCLANG_PATH:-}" ] || return 0
+    local dirs=() dir library= headers=
+    dirs+=(/usr/lib/llvm*/lib /usr/lib/*-linux-gnu /usr/lib64 /usr/lib /usr/local/lib /usr/local/llvm*/lib)
+    dirs+=(/opt/homebrew/opt/llvm/lib /usr/local/opt/llvm/lib /Library/Developer/CommandLineTools/usr/lib)
+    dirs+=(/Applications/Xcode.app/Contents/Developer/Toolchains/XcodeDefault.xctoolchain/usr/lib)
+    ! have llvm-config || dirs+=("$(llvm-config --libdir)")
+    for dir in "${dirs[@]}"; do
+        if compgen -G "$dir/libclang*.so*" >/dev/null || [ -e "$dir/libclang.dylib" ]; then
+            library=$dir
+        fi
+        if compgen -G "$dir/clang/*/include/stddef.h" >/dev/null; then
+            headers=$dir
         fi
     done
-    return 1
+    [ -n "$library" ] && [ -n "$headers" ]
 }
 
 have_cxx() { have "${CXX:-c++}" || have g++ || have clang++; }
