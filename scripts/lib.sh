@@ -6,6 +6,9 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=$ROOT/.cache
 MODELS=${SKIPPY_MODEL_CACHE:-$CACHE/models}
 
+# pip warns when it runs as root; nothing here is installed outside .cache.
+export PIP_ROOT_USER_ACTION=ignore
+
 say() { printf '%s\n' "$*" >&2; }
 
 die() {

@@ -13,7 +13,7 @@ MIN_RUST=1.88
 have_libclang() {
     # Someone who sets this knows.
     [ -z "${LIBCLANG_PATH:-}" ] || return 0
-    local dirs=() dir library= headers=
+    local dirs=() dir library="" headers=""
     dirs+=(/usr/lib/llvm*/lib /usr/lib/*-linux-gnu /usr/lib64 /usr/lib /usr/local/lib /usr/local/llvm*/lib)
     dirs+=(/opt/homebrew/opt/llvm/lib /usr/local/opt/llvm/lib /Library/Developer/CommandLineTools/usr/lib)
     dirs+=(/Applications/Xcode.app/Contents/Developer/Toolchains/XcodeDefault.xctoolchain/usr/lib)
@@ -107,9 +107,9 @@ setup_promtool() {
     chmod 755 "$work"
     (
         cd "$work"
-        apt-get download -qq prometheus >&2 || {
+        apt-get -o APT::Sandbox::User=root download -qq prometheus >&2 || {
             as_root apt-get update -qq >&2
-            apt-get download -qq prometheus >&2
+            apt-get -o APT::Sandbox::User=root download -qq prometheus >&2
         }
         dpkg -x prometheus_*.deb tree
     )

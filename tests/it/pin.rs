@@ -1,12 +1,18 @@
 //! `vendor/PIN.toml` against what is really built: the lock file, the manifest, the compiled library.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
 #[derive(Deserialize)]
 struct Pin {
     llama_cpp: LlamaCpp,
+    families: BTreeMap<String, Family>,
+}
+
+#[derive(Deserialize)]
+struct Family {
+    cuts: String,
 }
 
 #[derive(Deserialize)]
@@ -82,6 +88,14 @@ fn compiled_ggml_is_the_version_named() {
     #[allow(unsafe_code)]
     let version = unsafe { std::ffi::CStr::from_ptr(llama_cpp_sys_2::ggml_version()) };
     assert_eq!(version.to_str(), Ok(pin().llama_cpp.ggml_version.as_str()));
+}
+
+#[test]
+fn certified_families_are_the_ones_the_engine_lets_through() {
+    let pinned: BTreeMap<_, _> = pin().families.into_iter().map(|(arch, family)| (arch, family.cuts)).collect();
+    let in_code: BTreeMap<_, _> =
+        skippy_stage::stage::families::certified().map(|(arch, cuts)| (arch.to_owned(), cuts)).collect();
+    assert_eq!(in_code, pinned, "src/stage/families.rs (left) and vendor/PIN.toml (right)");
 }
 
 fn pin() -> Pin {
