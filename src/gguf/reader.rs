@@ -98,7 +98,8 @@ fn looks_like(start: &[u8]) -> &'static str {
         "an XML document"
     } else if starts("version https://git-lfs") {
         "a Git LFS pointer"
-    } else if start.get(8) == Some(&b'{') {
+    } else if start.get(5..9) == Some(b"\0\0\0{") {
+        // A 64-bit length of the JSON that follows.
         "a safetensors file"
     } else if starts("{") || starts("[") {
         "JSON"
