@@ -1,0 +1,200 @@
+//! From a validated request to generations, and from their events to the texts and log-probabilities of the answer.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::{
+    types::Logprobs,
+    validate::{ValidPrompt, Validated},
+};
+use crate::{
+    http::{
+        error::ApiError,
+        tokenize::{ids_of, refused},
+    },
+    serve::{Event, FinishReason, GenerateRequest, ServeError, Timings, TokenOut, Usage},
+    text::{TextModel, Utf8Stream},
+};
+
+/// A generation to submit, and what to make of its events.
+pub struct Planned {
+    /// For the scheduler.
+    pub request: GenerateRequest,
+    /// For the answer.
+    pub assembler: Assembler,
+    /// Whether its prompt counts in the usage: several choices of one prompt count it once.
+    pub counts_prompt: bool,
+}
+
+/// One generation for each choice, in the order of their indices.
+///
+/// # Errors
+/// When a prompt cannot be tokenized, or has no token.
+pub async fn plan(valid: &Validated, text: &Arc<dyn TextModel>, request_id: &str) -> Result<Vec<Planned>, ApiError> {
+    let mut planned = Vec::new();
+    for prompt in &valid.prompts {
+        let tokens = tokens_of(prompt, text).await?;
+        let echo: Option<String> = valid.echo.then(|| match prompt {
+            ValidPrompt::Text(text) => text.clone(),
+            ValidPrompt::Tokens(tokens) => pieces(text.as_ref(), tokens),
+        });
+        for i in 0..valid.n {
+            let mut sampling = valid.sampling.clone();
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(u64::from(i)));
+            planned.push(Planned {
+                request: GenerateRequest {
+                    request_id: request_id.to_owned(),
+                    prompt: tokens.clone(),
+                    sampling,
+                    stop: valid.stop.clone(),
+                    max_tokens: Some(valid.max_tokens),
+                    logprobs: valid.logprobs,
+                    prompt_logprobs: valid.echo && valid.logprobs.is_some(),
+                    ignore_eos: valid.ignore_eos,
+                },
+                assembler: Assembler::new(text.clone(), echo.clone(), valid.logprobs.is_some()),
+                counts_prompt: i == 0,
+            });
+        }
+    }
+    Ok(planned)
+}
+
+async fn tokens_of(prompt: &ValidPrompt, text: &Arc<dyn TextModel>) -> Result<Vec<i32>, ApiError> {
+    let content = match prompt {
+        ValidPrompt::Tokens(tokens) => return Ok(tokens.clone()),
+        ValidPrompt::Text(content) => content,
+    };
+    let tokens = ids_of(text, content.clone(), true, true).await?.map_err(|error| refused("prompt", &error))?;
+    match (tokens.is_empty(), text.bos()) {
+        (false, _) => Ok(tokens),
+        (true, Some(bos)) => Ok(vec![bos]),
+        (true, None) => {
+            Err(ApiError::invalid("prompt", "`prompt` is empty, and this model has no token that opens a text"))
+        }
+    }
+}
+
+fn pieces(text: &dyn TextModel, tokens: &[i32]) -> String {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|&token| text.piece(token, false)).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What an event adds to a choice.
+#[derive(Debug)]
+pub enum Output {
+    /// Nothing to show.
+    Nothing,
+    /// More text, with the log-probabilities of its tokens when asked for.
+    Piece(String, Option<Logprobs>),
+    /// The end.
+    Done(FinishReason, Usage, Timings),
+    /// The end, badly.
+    Failed(ApiError),
+}
+
+/// Turns the events of one generation into text and log-probabilities.
+pub struct Assembler {
+    text: Arc<dyn TextModel>,
+    /// Prompt to show first, until shown.
+    echo: Option<String>,
+    logprobs: bool,
+    offsets: Offsets,
+}
+
+impl Assembler {
+    fn new(text: Arc<dyn TextModel>, echo: Option<String>, logprobs: bool) -> Self {
+        Self { text, echo, logprobs, offsets: Offsets::default() }
+    }
+
+    /// Whether the answer carries log-probabilities.
+    pub fn wants_logprobs(&self) -> bool {
+        self.logprobs
+    }
+
+    /// Takes the next event.
+    pub fn take(&mut self, event: Event) -> Output {
+        match event {
+            // With log-probabilities the prompt is shown when they are there.
+            Event::Started { .. } if self.logprobs => Output::Nothing,
+            Event::Started { .. } => self.echo.take().map_or(Output::Nothing, |echo| Output::Piece(echo, None)),
+            Event::Prompt(tokens) => {
+                let echo = self.echo.take().unwrap_or_default();
+                self.offsets.align(&echo, &tokens);
+                Output::Piece(echo, Some(self.logprobs_of(&tokens)))
+            }
+            Event::Delta { text, tokens } if text.is_empty() && (tokens.is_empty() || !self.logprobs) => {
+                Output::Nothing
+            }
+            Event::Delta { text, tokens } => {
+                let logprobs = self.logprobs.then(|| self.logprobs_of(&tokens));
+                Output::Piece(text, logprobs)
+            }
+            Event::Done { reason: reason @ (FinishReason::Stop | FinishReason::Length), usage, timings } => {
+                Output::Done(reason, usage, timings)
+            }
+            Event::Done { .. } => Output::Failed(ServeError::Draining.into()),
+            Event::Failed(error) => Output::Failed(error.into()),
+        }
+    }
+
+    fn logprobs_of(&mut self, tokens: &[TokenOut]) -> Logprobs {
+        let mut logprobs = Logprobs::default();
+        for token in tokens {
+            logprobs.text_offset.push(self.offsets.next(&token.bytes));
+            logprobs.tokens.push(self.name(token.id));
+            logprobs.token_logprobs.push(token.logprob);
+            logprobs.top_logprobs.push(token.logprob.map(|logprob| self.alternatives(token, logprob)));
+        }
+        logprobs
+    }
+
+    /// The most likely tokens and the chosen one, by name. Of two tokens with one name the likelier is shown.
+    fn alternatives(&self, token: &TokenOut, logprob: f32) -> Map<String, Value> {
+        let mut map = Map::new();
+        let chosen = (token.id, logprob);
+        for (id, logprob) in token.top.iter().copied().chain([chosen]) {
+            map.entry(self.name(id)).or_insert_with(|| logprob.into());
+        }
+        map
+    }
+
+    /// Text of a token; `bytes:\x..` when it is not text by itself, as OpenAI writes it.
+    fn name(&self, token: i32) -> String {
+        match String::from_utf8(self.text.piece(token, true)) {
+            Ok(text) => text,
+            Err(error) => {
+                let hex = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
+                std::iter::once("bytes:".to_owned()).chain(hex).collect()
+            }
+        }
+    }
+}
+
+/// Counts characters: where in the text a token begins.
+#[derive(Debug, Default)]
+struct Offsets {
+    utf8: Utf8Stream,
+    chars: usize,
+    /// Characters that the tokens have in front and the shown prompt has not: a space that the tokenizer put there.
+    extra: usize,
+}
+
+impl Offsets {
+    /// Finds out whether the tokens of the prompt spell one more space in front than the prompt shown.
+    fn align(&mut self, shown: &str, tokens: &[TokenOut]) {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.iter().copied()).collect();
+        let spelled = String::from_utf8_lossy(&bytes);
+        self.extra = usize::from(spelled.strip_prefix(' ') == Some(shown) && spelled != shown);
+    }
+
+    /// The place of a token with these bytes; moves on behind it.
+    fn next(&mut self, bytes: &[u8]) -> usize {
+        let place = self.chars.saturating_sub(self.extra);
+        let mut text = String::new();
+        self.utf8.push(bytes, &mut text);
+        self.chars += text.chars().count();
+        place
+    }
+}

@@ -1,0 +1,267 @@
+//! Every documented field of `POST /v1/completions`: what it does, and samples that the tests walk through.
+//!
+//! `docs/api.md` has one table row for each entry; a test compares them.
+
+/// What a field does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It works, as described.
+    Works(&'static str),
+    /// Any value but null is answered with 400 `unsupported_parameter`.
+    Refused(&'static str),
+}
+
+/// One documented field.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name, as on the wire.
+    pub name: &'static str,
+    /// JSON type and range.
+    pub takes: &'static str,
+    /// What absence and null mean.
+    pub default: &'static str,
+    /// What it does.
+    pub effect: Effect,
+    /// A JSON value that is accepted; for a refused field one that other servers accept.
+    pub good: &'static str,
+    /// JSON values that are answered with 400 naming the field.
+    pub bad: &'static [&'static str],
+}
+
+use Effect::{Refused, Works};
+
+/// Largest `n` and largest number of choices in all.
+pub const MAX_CHOICES: u32 = 128;
+/// Most stop strings.
+pub const MAX_STOPS: usize = 16;
+/// Longest stop string, bytes.
+pub const MAX_STOP_BYTES: usize = 4096;
+/// Most alternatives per token.
+pub const MAX_LOGPROBS: u32 = 5;
+/// `max_tokens` when absent: OpenAI's.
+pub const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Most entries of `logit_bias`.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+
+/// All documented fields, in the order of the documentation.
+pub const FIELDS: &[Field] = &[
+    Field {
+        name: "model",
+        takes: "string",
+        default: "the model served",
+        effect: Works("Must be the id of the model served; another one is a 404 `model_not_found`."),
+        good: "\"fake\"",
+        bad: &["7", "[]"],
+    },
+    Field {
+        name: "prompt",
+        takes: "string, array of token ids, array of strings, or array of token id arrays",
+        default: "required",
+        effect: Works(
+            "Control tokens written out in a string count as such, and what the model expects around a prompt (such as BOS) is added; \
+             token ids are taken as they are. Several prompts give several choices, in order. An empty string means BOS alone, and is a 400 \
+             if the model has none; an empty array is a 400.",
+        ),
+        good: "\"abc\"",
+        bad: &[
+            "7",
+            "true",
+            "{}",
+            "[]",
+            "[[]]",
+            "[[1],[]]",
+            "[-1]",
+            "[1.5]",
+            "[99999]",
+            "[18446744073709551615]",
+            "[1,\"a\"]",
+            "[\"a\",1]",
+            "[null]",
+        ],
+    },
+    Field {
+        name: "max_tokens",
+        takes: "integer >= 0",
+        default: "16",
+        effect: Works(
+            "Tokens generated at most. What exceeds the context is clamped: the answer then ends with `length`. 0 generates nothing, which \
+             with `echo` and `logprobs` scores the prompt.",
+        ),
+        good: "3",
+        bad: &["-1", "1.5", "\"3\"", "true", "4294967296"],
+    },
+    Field {
+        name: "max_completion_tokens",
+        takes: "integer >= 0",
+        default: "`max_tokens`",
+        effect: Works("The newer name of `max_tokens`; wins when both are given."),
+        good: "3",
+        bad: &["-1", "\"3\""],
+    },
+    Field {
+        name: "temperature",
+        takes: "number 0 to 2",
+        default: "1",
+        effect: Works(
+            "0 always takes the most likely token. Applied after bias, penalties, `top_k`, `top_p` and `min_p`, in this order.",
+        ),
+        good: "0.5",
+        bad: &["-0.1", "2.1", "\"0.1\"", "true", "{}"],
+    },
+    Field {
+        name: "top_p",
+        takes: "number above 0, to 1",
+        default: "1 (off)",
+        effect: Works("Keeps the smallest set of most likely tokens whose probability reaches this."),
+        good: "0.5",
+        bad: &["0", "-0.1", "1.1", "\"0.1\""],
+    },
+    Field {
+        name: "top_k",
+        takes: "integer >= 0, or -1",
+        default: "0 (off)",
+        effect: Works("Keeps this many most likely tokens; 0 and -1 keep all."),
+        good: "2",
+        bad: &["-2", "1.5", "\"1\"", "4294967296"],
+    },
+    Field {
+        name: "min_p",
+        takes: "number 0 to 1",
+        default: "0 (off)",
+        effect: Works("Keeps tokens at least this fraction as likely as the most likely one."),
+        good: "0.5",
+        bad: &["-0.1", "1.1", "\"0\""],
+    },
+    Field {
+        name: "seed",
+        takes: "integer, 64 bits",
+        default: "random",
+        effect: Works("Makes the draw repeatable. Choice `i` of a prompt draws with `seed + i`."),
+        good: "42",
+        bad: &["1.5", "\"42\"", "true"],
+    },
+    Field {
+        name: "stop",
+        takes: "string, or array of up to 16 strings",
+        default: "none",
+        effect: Works(
+            "The answer ends before the first of these texts, wherever tokens begin and end. No part of it is ever sent. OpenAI allows 4.",
+        ),
+        good: "[\"x\",\"y\"]",
+        bad: &["\"\"", "[\"a\",\"\"]", "7", "{}", "[7]", "[null]"],
+    },
+    Field {
+        name: "presence_penalty",
+        takes: "number -2 to 2",
+        default: "0",
+        effect: Works("Taken off the logit of every token that has occurred, prompt included."),
+        good: "1.5",
+        bad: &["-2.1", "2.1", "\"0\""],
+    },
+    Field {
+        name: "frequency_penalty",
+        takes: "number -2 to 2",
+        default: "0",
+        effect: Works("Taken off the logit of a token once for each time it has occurred, prompt included."),
+        good: "1.5",
+        bad: &["-2.1", "2.1", "\"0\""],
+    },
+    Field {
+        name: "logit_bias",
+        takes: "object from token id to number -100 to 100, or array of [id, number]; up to 1024 entries",
+        default: "none",
+        effect: Works(
+            "Added to the logits of these tokens before anything else: -100 bans a token, 100 all but forces it.",
+        ),
+        good: "{\"1\":-100}",
+        bad: &[
+            "{\"99999\":1}",
+            "{\"-1\":1}",
+            "{\"1\":101}",
+            "{\"1\":\"x\"}",
+            "{\"x\":1}",
+            "[[1]]",
+            "[1]",
+            "\"x\"",
+            "[[1,2,3]]",
+        ],
+    },
+    Field {
+        name: "logprobs",
+        takes: "integer 0 to 5",
+        default: "none",
+        effect: Works(
+            "Log-probability of every token, with this many alternatives at its place; the chosen token is always among them, so there may be \
+             one more. They come from the raw logits: sampling parameters do not change them. `text_offset` counts characters of `text`.",
+        ),
+        good: "2",
+        bad: &["6", "-1", "true", "\"1\""],
+    },
+    Field {
+        name: "echo",
+        takes: "boolean",
+        default: "false",
+        effect: Works("The answer begins with the prompt, whose log-probabilities are given too if asked for."),
+        good: "true",
+        bad: &["1", "\"true\""],
+    },
+    Field {
+        name: "n",
+        takes: "integer 1 to 128",
+        default: "1",
+        effect: Works("Choices for each prompt. Each takes a lane of its own; prompts times `n` must not exceed 128."),
+        good: "2",
+        bad: &["0", "129", "1.5", "\"2\""],
+    },
+    Field {
+        name: "best_of",
+        takes: "integer, equal to `n`",
+        default: "`n`",
+        effect: Works("Accepted when it changes nothing, that is when it equals `n`; else a 400."),
+        good: "1",
+        bad: &["2", "0", "\"1\""],
+    },
+    Field {
+        name: "ignore_eos",
+        takes: "boolean",
+        default: "false",
+        effect: Works("Goes on after an end-of-generation token. Not in OpenAI's API; meant for benchmarks."),
+        good: "true",
+        bad: &["1", "\"true\""],
+    },
+    Field {
+        name: "stream",
+        takes: "boolean",
+        default: "false",
+        effect: Works("Answers with server-sent events."),
+        good: "true",
+        bad: &["1", "\"true\""],
+    },
+    Field {
+        name: "stream_options",
+        takes: "object with `include_usage` (boolean)",
+        default: "none",
+        effect: Works(
+            "With `include_usage`, one more chunk before `[DONE]` carries the usage and no choices, and all others `\"usage\": null`. Only \
+             with `stream`; else a 400.",
+        ),
+        good: "{\"include_usage\":true}",
+        bad: &["true", "[]", "{\"include_usage\":1}"],
+    },
+    Field {
+        name: "suffix",
+        takes: "string",
+        default: "none",
+        effect: Refused("Text after the insertion (fill in the middle) is not implemented."),
+        good: "\"end\"",
+        bad: &[],
+    },
+    Field {
+        name: "user",
+        takes: "string",
+        default: "none",
+        effect: Works("Appears in the access log, cut to 64 characters. Does not change the answer."),
+        good: "\"someone\"",
+        bad: &["7", "{}"],
+    },
+];

@@ -1,0 +1,27 @@
+//! OpenAI's API: what is served, and a clear answer for what is not.
+
+pub mod completions;
+
+use axum::extract::MatchedPath;
+
+use super::error::{ApiError, ErrorCode};
+
+/// Endpoints of OpenAI-like APIs that clients are likely to try.
+pub(super) const UNSUPPORTED: &[&str] = &[
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/audio/{*rest}",
+    "/v1/images/{*rest}",
+];
+
+/// What to use instead.
+pub(super) const SERVED: &str = "this server has POST /v1/completions, GET /v1/models, POST /tokenize, \
+                                 POST /detokenize, GET /health, /livez, /readyz and /metrics";
+
+/// Says that an endpoint is not served, rather than that it does not exist.
+pub(super) async fn unsupported(path: MatchedPath) -> ApiError {
+    let path = path.as_str().trim_end_matches("{*rest}");
+    ApiError::new(ErrorCode::NotFound, format!("`{path}` is not supported; {SERVED}"))
+}
