@@ -189,21 +189,36 @@ impl Starter {
         self,
         engine: Box<dyn StageEngine>,
         text: Arc<dyn TextModel>,
-        mut card: ModelCard,
+        card: ModelCard,
     ) -> Result<JoinHandle<()>, ServeError> {
+        let serve = self.prepare(engine, text, card)?;
+        let thread = thread::Builder::new().name("skippy-engine".into()).spawn(serve);
+        thread.map_err(|error| self.give_up(format!("the engine thread does not start: {error}")))
+    }
+
+    /// Everything but the thread: makes the server ready and returns what the thread has to do.
+    pub(super) fn prepare(
+        &self,
+        engine: Box<dyn StageEngine>,
+        text: Arc<dyn TextModel>,
+        mut card: ModelCard,
+    ) -> Result<impl FnOnce() + Send + 'static, ServeError> {
         let shared = self.inner.shared.clone();
+        if shared.phase() != Phase::Loading {
+            return Err(shared.abandoned());
+        }
         let limits = Limits::new(engine.shape(), &text, &self.inner.options).map_err(|error| self.give_up(error))?;
         card.n_ctx = limits.ctx_per_request;
         shared.set_capacity(limits.lanes, limits.kv_rows);
         let (commands, inbox) = mpsc::channel();
-        let thread = thread::Builder::new().name("skippy-engine".into()).spawn({
-            let (shared, text) = (shared.clone(), text.clone());
-            move || scheduler::run(engine, text, shared, inbox, limits)
-        });
-        let thread = thread.map_err(|error| self.give_up(format!("the engine thread does not start: {error}")))?;
         // First the model, then the phase: whoever sees `Ready` finds the model.
-        let _ = self.inner.loaded.set(Loaded { text, card, limits, commands });
-        if shared.advance(Phase::Ready) { Ok(thread) } else { Err(shared.abandoned()) }
+        let loaded = Loaded { text: text.clone(), card, limits, commands: commands.clone() };
+        let _ = self.inner.loaded.set(loaded);
+        if !shared.advance(Phase::Ready) {
+            // The shutdown came between the check above and here.
+            let _ = commands.send(Command::Drain(Some(Instant::now())));
+        }
+        Ok(move || scheduler::run(engine, text, shared, inbox, limits))
     }
 
     /// Ends loading: there will be no model. The message says why.

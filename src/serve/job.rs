@@ -1,11 +1,11 @@
 //! A request that has passed every check, with all it needs on the engine thread.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::{
-    serve::{Event, FinishReason, GenerateRequest, ServeError, ServeOptions, shared::Shared},
+    serve::{Event, FinishReason, GenerateRequest, ServeError, ServeOptions, observe::Clock, shared::Shared},
     stage::StageShape,
     text::{Sampler, SamplingParams, StopMatcher, TextModel, argmax, has_nan},
 };
@@ -31,7 +31,7 @@ impl Limits {
                 if shape.owns_input() { "no output" } else { "no input" },
             ));
         }
-        if shape.n_vocab != text.n_vocab() as usize {
+        if shape.n_vocab == 0 || shape.n_vocab != text.n_vocab() as usize {
             return Err(format!("the logits have {} columns, the vocabulary {}", shape.n_vocab, text.n_vocab()));
         }
         // A lane needs a sequence, a row of every batch and a KV row.
@@ -69,7 +69,7 @@ pub(super) struct Job {
     pub(super) prompt_rows: u32,
     /// KV rows it can need at most. The last generated token never enters the cache.
     pub(super) kv_rows: u32,
-    pub(super) submitted: Instant,
+    pub(super) clock: Clock,
     pub(super) reply: Reply,
 }
 
@@ -102,8 +102,8 @@ impl Job {
         let stops = StopMatcher::new(&request.stop);
         let (reply, events) = Reply::new(shared, limits)?;
         let kv_rows = prompt_rows + budget.saturating_sub(1);
-        let submitted = Instant::now();
-        Ok((Self { request, picker, stops, budget, prompt_rows, kv_rows, submitted, reply }, events))
+        let clock = Clock::start();
+        Ok((Self { request, picker, stops, budget, prompt_rows, kv_rows, clock, reply }, events))
     }
 
     /// Tokens of the prompt.

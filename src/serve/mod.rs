@@ -8,12 +8,18 @@
 //! prompts being read, evenly. A request is admitted, first come first served, when a lane is free and the KV rows it
 //! can need at most are not promised to others; so no request can overflow a neighbour.
 
+mod batch;
 mod error;
 mod handle;
 mod job;
+mod lane;
+mod observe;
+mod output;
 mod request;
 mod scheduler;
 mod shared;
+#[doc(hidden)]
+pub mod testing;
 
 pub use self::{
     error::{ErrorClass, ServeError},
@@ -21,3 +27,6 @@ pub use self::{
     request::{Event, FinishReason, GenerateRequest, Timings, TokenOut, Usage},
     shared::{Phase, Status, Totals},
 };
+
+#[cfg(test)]
+mod tests;

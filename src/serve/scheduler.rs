@@ -1,19 +1,34 @@
-//! The engine thread.
+//! The engine thread: admission, batches, endings.
 
 use std::{
-    sync::{Arc, mpsc},
-    time::Instant,
+    any::Any,
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError, TryRecvError},
+    },
+    time::{Duration, Instant},
 };
 
 use crate::{
     serve::{
-        Phase,
+        FinishReason, Phase, ServeError,
+        batch::share_rows,
         job::{Job, Limits},
+        lane::{Ending, Lane, end_queued},
+        observe,
         shared::Shared,
     },
-    stage::StageEngine,
+    stage::{Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput},
     text::TextModel,
 };
+
+/// How often the idle thread shows life.
+const IDLE_BEAT: Duration = Duration::from_millis(250);
+
+/// Failed steps in a row after which the engine counts as broken.
+const FAILURES_IN_A_ROW: u32 = 3;
 
 /// What handles send to the engine thread.
 pub(super) enum Command {
@@ -23,17 +38,351 @@ pub(super) enum Command {
     Drain(Option<Instant>),
 }
 
-/// The engine thread's whole life.
+/// The engine thread's whole life. However it ends, a panic included, every request gets its last event and the phase
+/// says what happened.
 pub(super) fn run(
-    _engine: Box<dyn StageEngine>,
-    _text: Arc<dyn TextModel>,
+    engine: Box<dyn StageEngine>,
+    text: Arc<dyn TextModel>,
     shared: Arc<Shared>,
     inbox: mpsc::Receiver<Command>,
-    _limits: Limits,
+    limits: Limits,
 ) {
-    while let Ok(Command::Submit(job)) = inbox.recv() {
-        drop(job);
+    let mut scheduler = Scheduler::new(engine, text, shared.clone(), inbox, limits);
+    let outcome = catch_unwind(AssertUnwindSafe(|| scheduler.serve()))
+        .unwrap_or_else(|panic| Err(ServeError::Engine(format!("the engine thread panicked: {}", message(&*panic)))));
+    if let Err(error) = outcome {
+        tracing::error!(%error, "the server has failed and takes no more requests");
+        // The phase first: whoever is told of a failed request must not find the server ready.
+        shared.fail(error);
     }
+    scheduler.abandon();
+    shared.stop_beating();
     shared.advance(Phase::Draining);
     shared.advance(Phase::Stopped);
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+struct Scheduler {
+    engine: Box<dyn StageEngine>,
+    text: Arc<dyn TextModel>,
+    shared: Arc<Shared>,
+    inbox: mpsc::Receiver<Command>,
+    limits: Limits,
+    n_batch: u32,
+    n_vocab: usize,
+    /// Waiting requests, the oldest first.
+    queue: VecDeque<Box<Job>>,
+    /// Lane `i` owns sequence `i`.
+    lanes: Vec<Option<Lane>>,
+    /// Admission number of each lane's request: the highest is the youngest.
+    ages: Vec<u64>,
+    admissions: u64,
+    /// KV rows promised to the running requests, at most `limits.kv_rows`.
+    promised: u32,
+    /// When the shutdown ends the running requests; outer `None`: no shutdown, inner `None`: never.
+    drain: Option<Option<Instant>>,
+    /// Handles exist that can still send.
+    connected: bool,
+    failures: u32,
+    batch: Batch,
+}
+
+/// Buffers of the step at hand; kept to be reused.
+#[derive(Default)]
+struct Batch {
+    tokens: Vec<i32>,
+    rows: Vec<Row>,
+    /// Prompt rows each lane can use.
+    needs: Vec<u32>,
+    /// Prompt rows each lane gets.
+    prompt_rows: Vec<u32>,
+    /// Rows each lane gets, decoding included.
+    grants: Vec<u32>,
+    /// Lane and position of each row that returns logits, in order.
+    outputs: Vec<(usize, u32)>,
+    decoding: usize,
+}
+
+impl Scheduler {
+    fn new(
+        engine: Box<dyn StageEngine>,
+        text: Arc<dyn TextModel>,
+        shared: Arc<Shared>,
+        inbox: mpsc::Receiver<Command>,
+        limits: Limits,
+    ) -> Self {
+        let lanes = limits.lanes as usize;
+        let (n_batch, n_vocab) = (engine.shape().n_batch, engine.shape().n_vocab);
+        Self {
+            engine,
+            text,
+            shared,
+            inbox,
+            limits,
+            n_batch,
+            n_vocab,
+            queue: VecDeque::new(),
+            lanes: (0..lanes).map(|_| None).collect(),
+            ages: vec![0; lanes],
+            admissions: 0,
+            promised: 0,
+            drain: None,
+            connected: true,
+            failures: 0,
+            batch: Batch::default(),
+        }
+    }
+
+    /// Serves until drained, or until nobody is left who could ask; an error means that the engine is broken.
+    fn serve(&mut self) -> Result<(), ServeError> {
+        self.publish();
+        loop {
+            self.shared.beat();
+            self.receive();
+            self.drop_cancelled()?;
+            self.apply_drain()?;
+            self.admit();
+            if !self.is_idle() {
+                self.step()?;
+            } else if self.drain.is_some() || !self.connected {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.lanes.iter().all(Option::is_none)
+    }
+
+    /// Takes in every command there is; waits for one only when there is nothing else to do.
+    fn receive(&mut self) {
+        if self.is_idle() && self.drain.is_none() {
+            match self.inbox.recv_timeout(IDLE_BEAT) {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.connected = false,
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.connected = false;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit(job) => self.queue.push_back(job),
+            Command::Drain(deadline) => self.drain = Some(deadline),
+        }
+    }
+
+    /// Lets go of every request whose client has left.
+    fn drop_cancelled(&mut self) -> Result<(), ServeError> {
+        let waiting = self.queue.len();
+        for _ in 0..waiting {
+            let Some(job) = self.queue.pop_front() else { break };
+            if job.reply.is_gone() {
+                end_queued(*job, Ending::Finished(FinishReason::Cancelled));
+            } else {
+                self.queue.push_back(job);
+            }
+        }
+        let mut found = false;
+        for lane in self.lanes.iter_mut().flatten().filter(|lane| lane.is_gone()) {
+            lane.ending = Some(Ending::Finished(FinishReason::Cancelled));
+            found = true;
+        }
+        if found { self.settle() } else { Ok(()) }
+    }
+
+    /// During the shutdown nobody waits for a lane, and after its deadline nobody holds one.
+    fn apply_drain(&mut self) -> Result<(), ServeError> {
+        let Some(deadline) = self.drain else { return Ok(()) };
+        for job in self.queue.drain(..) {
+            end_queued(*job, Ending::Failed(ServeError::Draining));
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            self.fail_running(&ServeError::Draining);
+            return self.settle();
+        }
+        Ok(())
+    }
+
+    /// Gives free lanes to waiting requests, strictly first come first served: one that does not fit yet holds back
+    /// those behind it, else a large one might wait for ever.
+    fn admit(&mut self) {
+        let before = self.promised;
+        while let Some(job) = self.queue.front() {
+            let Some(free) = self.lanes.iter().position(Option::is_none) else { break };
+            if job.kv_rows > self.limits.kv_rows - self.promised {
+                break;
+            }
+            let Some(job) = self.queue.pop_front() else { break };
+            let mut lane = Lane::start(*job, SeqId(free as u32), self.text.as_ref());
+            if let Some(ending) = lane.ending.take() {
+                // It generates nothing and has no prompt to compute.
+                lane.end(ending);
+                continue;
+            }
+            self.promised += lane.kv_rows();
+            self.admissions += 1;
+            self.ages[free] = self.admissions;
+            self.lanes[free] = Some(lane);
+        }
+        if self.promised != before {
+            self.publish();
+        }
+    }
+
+    /// One forward pass.
+    fn step(&mut self) -> Result<(), ServeError> {
+        self.batch.compose(&self.lanes, self.n_batch);
+        let began = Instant::now();
+        let input = StageInput::Tokens(&self.batch.tokens);
+        let outcome = match self.engine.forward(&StageBatch { input, rows: &self.batch.rows }) {
+            Ok(StageOutput::Logits(logits)) if logits.len() == self.batch.outputs.len() * self.n_vocab => Ok(logits),
+            Ok(StageOutput::Logits(logits)) => Err(StageError::Engine(format!(
+                "{} logits came back for {} rows of {}",
+                logits.len(),
+                self.batch.outputs.len(),
+                self.n_vocab
+            ))),
+            Ok(StageOutput::Hidden(_)) => Err(StageError::Engine("hidden rows came back instead of logits".into())),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(logits) => {
+                let now = Instant::now();
+                for (&(lane, pos), row) in self.batch.outputs.iter().zip(logits.chunks_exact(self.n_vocab)) {
+                    if let Some(lane) = &mut self.lanes[lane] {
+                        lane.read(pos, row, self.text.as_ref(), now);
+                    }
+                }
+                for (lane, &grant) in self.lanes.iter_mut().zip(&self.batch.grants) {
+                    if let Some(lane) = lane {
+                        lane.advance(grant);
+                    }
+                }
+                self.failures = 0;
+                let prompt_rows = self.batch.rows.len() - self.batch.decoding;
+                observe::step(prompt_rows, self.batch.decoding, now.saturating_duration_since(began));
+                self.settle()
+            }
+            Err(error @ StageError::KvFull { .. }) => self.fail_youngest(error),
+            Err(error) => self.engine_failed(error),
+        }
+    }
+
+    /// The promises rule this out; should the engine see it otherwise, one request pays and its neighbours go on.
+    fn fail_youngest(&mut self, error: StageError) -> Result<(), ServeError> {
+        tracing::error!(%error, promised = self.promised, "the engine ran out of KV rows below its own limit");
+        let ages = &self.ages;
+        let occupied = self.lanes.iter_mut().zip(ages).filter_map(|(lane, age)| Some((lane.as_mut()?, age)));
+        if let Some((lane, _)) = occupied.max_by_key(|(_, age)| **age) {
+            lane.ending = Some(Ending::Failed(ServeError::Engine(error.to_string())));
+        }
+        self.settle()
+    }
+
+    /// The engine's state is unknown: every running request fails and every sequence is dropped. Waiting ones stay.
+    fn engine_failed(&mut self, error: StageError) -> Result<(), ServeError> {
+        self.failures += 1;
+        tracing::error!(%error, failures_in_a_row = self.failures, "a step of the engine failed");
+        let error = match error {
+            StageError::Engine(message) => ServeError::Engine(message),
+            other => ServeError::Engine(other.to_string()),
+        };
+        if self.failures >= FAILURES_IN_A_ROW {
+            return Err(error);
+        }
+        self.fail_running(&error);
+        self.settle()
+    }
+
+    fn fail_running(&mut self, error: &ServeError) {
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.ending = Some(Ending::Failed(error.clone()));
+        }
+    }
+
+    /// Frees the lanes whose requests are over, then tells their clients: who has the last event finds the lane free.
+    fn settle(&mut self) -> Result<(), ServeError> {
+        let mut over = Vec::new();
+        let mut broken = None;
+        for (slot, seq) in self.lanes.iter_mut().zip(0..) {
+            let Some(ending) = slot.as_mut().and_then(|lane| lane.ending.take()) else { continue };
+            let Some(lane) = slot.take() else { continue };
+            if let Err(error) = self.engine.truncate(SeqId(seq), 0) {
+                broken = Some(ServeError::Engine(format!("sequence {seq} cannot be dropped: {error}")));
+            }
+            self.promised -= lane.kv_rows();
+            over.push((lane, ending));
+        }
+        self.publish();
+        for (lane, ending) in over {
+            lane.end(ending);
+        }
+        broken.map_or(Ok(()), Err)
+    }
+
+    fn publish(&self) {
+        let running = self.lanes.iter().flatten();
+        let (busy, kv_used) = running.fold((0, 0), |(busy, rows), lane| (busy + 1, rows + lane.rows()));
+        self.shared.set_usage(busy, kv_used);
+        observe::levels((busy, self.limits.lanes), (kv_used, self.limits.kv_rows), self.shared.queued());
+    }
+
+    /// Fails whatever is left, for the reason that the phase gives. Does not touch the engine.
+    fn abandon(&mut self) {
+        let error = self.shared.abandoned();
+        let lanes: Vec<Lane> = self.lanes.iter_mut().filter_map(Option::take).collect();
+        self.promised = 0;
+        self.publish();
+        for lane in lanes {
+            lane.end(Ending::Failed(error.clone()));
+        }
+        while let Ok(command) = self.inbox.try_recv() {
+            self.obey(command);
+        }
+        for job in self.queue.drain(..) {
+            end_queued(*job, Ending::Failed(error.clone()));
+        }
+    }
+}
+
+impl Batch {
+    /// One row for each decoding lane; the rest of the batch goes to the prompts. There are never more lanes than
+    /// rows in a batch, so every lane moves on with every step.
+    fn compose(&mut self, lanes: &[Option<Lane>], n_batch: u32) {
+        self.tokens.clear();
+        self.rows.clear();
+        self.needs.clear();
+        self.grants.clear();
+        self.outputs.clear();
+        self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or(0, Lane::prompt_need)));
+        self.decoding = lanes.iter().zip(&self.needs).filter(|(lane, need)| lane.is_some() && **need == 0).count();
+        let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
+        share_rows(budget, &self.needs, &mut self.prompt_rows);
+        for (i, lane) in lanes.iter().enumerate() {
+            let Some(lane) = lane else {
+                self.grants.push(0);
+                continue;
+            };
+            let grant = if self.needs[i] == 0 { 1 } else { self.prompt_rows[i] };
+            let first = self.rows.len();
+            lane.put_rows(grant, &mut self.tokens, &mut self.rows);
+            self.outputs.extend(self.rows[first..].iter().filter(|row| row.output).map(|row| (i, row.pos)));
+            self.grants.push(grant);
+        }
+    }
 }
