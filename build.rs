@@ -13,7 +13,7 @@ mod engine {
     const SOURCES: [&str; 3] = ["kernels/guard.cpp", "kernels/segments.cpp", "kernels/logits.cpp"];
     const HEADER: &str = "kernels/skippy_kernels.h";
 
-    pub fn build() {
+    pub(crate) fn build() {
         for file in SOURCES.iter().chain([&HEADER]) {
             println!("cargo:rerun-if-changed={file}");
         }
@@ -47,6 +47,7 @@ mod engine {
             .allowlist_item("(skippy|SKIPPY)_.*")
             // The llama types are those of llama-cpp-sys-2, not copies of them.
             .allowlist_recursively(false)
+            .prepend_enum_name(false)
             .raw_line("use llama_cpp_sys_2::*;")
             .raw_line("use libc::FILE;")
             .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))

@@ -25,6 +25,16 @@ extern "C" {
 
 int32_t skippy_kernels_abi(void);
 
+// Constants of the linked llama.cpp that are macros there, where bindgen of other crates does not see them.
+enum skippy_limits {
+    SKIPPY_MAX_THREADS = GGML_MAX_N_THREADS,
+};
+
+// The seed that llama.cpp reads as "pick one at random".
+enum skippy_seeds {
+    SKIPPY_RANDOM_SEED = LLAMA_DEFAULT_SEED,
+};
+
 // ---- guarded calls ----------------------------------------------------------------------------------------------
 
 // What a guarded call returns when an exception was caught; its text is in the error buffer (always terminated).

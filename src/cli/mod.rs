@@ -1,1 +1,3 @@
-//! (under construction)
+//! Command lines: flags, config file, one file per subcommand.
+
+pub mod serve;

@@ -4,6 +4,7 @@
 //! through `kernels/guard.cpp` where an exception may escape, and turns status codes and log lines into [`LlamaError`].
 #![allow(unsafe_code)]
 
+pub mod baseline;
 mod capture;
 mod context;
 mod embedding;

@@ -79,7 +79,7 @@ const PENALTY_WINDOW: i32 = 1 << 16;
 /// 64 bits of seed in llama.cpp's 32, without its value for "random".
 fn fold_seed(seed: u64) -> u32 {
     let folded = (seed ^ (seed >> 32)) as u32;
-    if folded == sys::LLAMA_DEFAULT_SEED { 0 } else { folded }
+    if folded == ffi::SKIPPY_RANDOM_SEED { 0 } else { folded }
 }
 
 impl Sampler for Chain {

@@ -1,5 +1,6 @@
 //! One pool of compute threads for all contexts of an engine.
 
+use crate::kernels::ffi;
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 
@@ -20,7 +21,7 @@ unsafe impl Sync for Threadpool {}
 impl Threadpool {
     /// Starts `n_threads - 1` threads (the caller's is the last one); `None` when ggml cannot.
     pub fn new(n_threads: u32) -> Option<Self> {
-        let n_threads = n_threads.clamp(1, sys::GGML_MAX_N_THREADS);
+        let n_threads = n_threads.clamp(1, ffi::SKIPPY_MAX_THREADS);
         // SAFETY: `params` is a valid struct for both calls.
         let ptr = unsafe {
             let mut params = sys::ggml_threadpool_params_default(i32::try_from(n_threads).ok()?);

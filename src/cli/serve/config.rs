@@ -1,0 +1,343 @@
+//! Flags of `serve`: each has an environment twin `SKIPPY_*` and a key in the TOML file of `--config`.
+//!
+//! Precedence: flag, environment, file, default. The first two are clap's; [`ServeFlags::or`] adds the file and
+//! [`ServeFlags::resolve`] the defaults.
+
+use crate::package::LayerRange;
+use clap::{Args, ValueEnum, builder::BoolishValueParser};
+use serde::{Deserialize, Serialize};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+/// Element type of a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheType {
+    /// 32-bit floats: nothing is rounded between passes.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// 8-bit blocks.
+    #[value(name = "q8_0")]
+    #[serde(rename = "q8_0")]
+    Q8_0,
+}
+
+/// Form of log lines on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object for each line.
+    Json,
+}
+
+/// What may be set, all optional: from the command line, the environment or a file.
+#[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ServeFlags {
+    /// Layer package: a directory with `model-package.json`
+    #[arg(env = "SKIPPY_PACKAGE")]
+    pub package: Option<PathBuf>,
+    /// Layers to serve, as A..B; all by default
+    #[arg(long, env = "SKIPPY_LAYERS")]
+    pub layers: Option<String>,
+    /// Cut the layers before these into stages that run back to back in this process
+    #[arg(long, env = "SKIPPY_SPLIT", value_delimiter = ',', value_name = "LAYER,..")]
+    pub split: Option<Vec<u32>>,
+    /// Address to listen on
+    #[arg(long, env = "SKIPPY_BIND", value_name = "ADDR:PORT")]
+    pub bind: Option<SocketAddr>,
+    /// Model name that clients see; the package's `model_id` by default
+    #[arg(long, env = "SKIPPY_MODEL_NAME", value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Tokens of one request, prompt and answer together; the model's own length up to 4096 by default
+    #[arg(long, env = "SKIPPY_CTX_SIZE", value_name = "TOKENS")]
+    pub ctx_size: Option<u32>,
+    /// KV rows that all lanes share; ctx-size times lanes by default
+    #[arg(long, env = "SKIPPY_KV_ROWS", value_name = "ROWS")]
+    pub kv_rows: Option<u32>,
+    /// Requests that run together [default: 4]
+    #[arg(long, env = "SKIPPY_LANES", value_name = "N")]
+    pub lanes: Option<u32>,
+    /// Requests that may wait for a lane; 8 for each lane, 16 to 256, by default
+    #[arg(long, env = "SKIPPY_MAX_QUEUE", value_name = "N")]
+    pub max_queue: Option<u32>,
+    /// Rows of one forward pass at most [default: 512]
+    #[arg(long, env = "SKIPPY_BATCH_SIZE", value_name = "ROWS")]
+    pub batch_size: Option<u32>,
+    /// Compute threads; all cores by default
+    #[arg(long, env = "SKIPPY_THREADS", value_name = "N")]
+    pub threads: Option<u32>,
+    /// Type of the K cache [default: f16]
+    #[arg(long, env = "SKIPPY_CACHE_TYPE_K", value_enum)]
+    pub cache_type_k: Option<CacheType>,
+    /// Type of the V cache [default: f16]
+    #[arg(long, env = "SKIPPY_CACHE_TYPE_V", value_enum)]
+    pub cache_type_v: Option<CacheType>,
+    /// Layers to put on a GPU; as many as fit by default
+    #[arg(long, env = "SKIPPY_GPU_LAYERS", value_name = "N")]
+    pub gpu_layers: Option<u32>,
+    /// Try cuts of families that no parity run has certified
+    #[arg(long, env = "SKIPPY_ALLOW_UNCERTIFIED_CUTS", value_parser = BoolishValueParser::new(), num_args = 0..=1,
+          require_equals = true, default_missing_value = "true")]
+    pub allow_uncertified_cuts: Option<bool>,
+    /// Hash every selected artifact before loading
+    #[arg(long, env = "SKIPPY_VERIFY_PACKAGE_SHA", value_parser = BoolishValueParser::new(), num_args = 0..=1,
+          require_equals = true, default_missing_value = "true")]
+    pub verify_package_sha: Option<bool>,
+    /// Largest request body, in MiB [default: 32]
+    #[arg(long, env = "SKIPPY_BODY_LIMIT_MIB", value_name = "MIB")]
+    pub body_limit_mib: Option<u32>,
+    /// Seconds between comments that keep a silent stream open, 0 for none [default: 15]
+    #[arg(long, env = "SKIPPY_KEEPALIVE", value_name = "SECONDS")]
+    pub keepalive: Option<u32>,
+    /// Seconds to go on accepting after SIGTERM, while load balancers notice [default: 0]
+    #[arg(long, env = "SKIPPY_DRAIN_DELAY", value_name = "SECONDS")]
+    pub drain_delay: Option<u32>,
+    /// Seconds that running requests get to finish after SIGTERM [default: 30]
+    #[arg(long, env = "SKIPPY_SHUTDOWN_TIMEOUT", value_name = "SECONDS")]
+    pub shutdown_timeout: Option<u32>,
+    /// Form of log lines on stderr [default: text]
+    #[arg(long, env = "SKIPPY_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+}
+
+/// What holds once flags, environment, file and defaults are joined. Printed by `--print-config`, as TOML that
+/// `--config` reads back.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServeConfig {
+    /// Layer package directory.
+    pub package: PathBuf,
+    /// Layers to serve; all when absent.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
+    pub layers: Option<LayerRange>,
+    /// Cuts between stages in this process, ascending.
+    pub split: Vec<u32>,
+    /// Address to listen on.
+    pub bind: SocketAddr,
+    /// Model name that clients see.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_name: Option<String>,
+    /// Tokens of one request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ctx_size: Option<u32>,
+    /// KV rows that all lanes share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_rows: Option<u32>,
+    /// Requests that run together.
+    pub lanes: u32,
+    /// Requests that may wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_queue: Option<u32>,
+    /// Rows of one forward pass at most.
+    pub batch_size: u32,
+    /// Compute threads.
+    pub threads: u32,
+    /// Type of the K cache.
+    pub cache_type_k: CacheType,
+    /// Type of the V cache.
+    pub cache_type_v: CacheType,
+    /// Layers to put on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_layers: Option<u32>,
+    /// Try cuts that are not certified.
+    pub allow_uncertified_cuts: bool,
+    /// Hash every selected artifact before loading.
+    pub verify_package_sha: bool,
+    /// Largest request body, MiB.
+    pub body_limit_mib: u32,
+    /// Seconds between keep-alive comments.
+    pub keepalive: u32,
+    /// Seconds to go on accepting after SIGTERM.
+    pub drain_delay: u32,
+    /// Seconds that running requests get to finish.
+    pub shutdown_timeout: u32,
+    /// Form of log lines.
+    pub log_format: LogFormat,
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read config file `{path}`: {source}")]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not the TOML we expect.
+    #[error("config file `{path}`: {message}")]
+    Parse {
+        /// Its path.
+        path: PathBuf,
+        /// Where and why.
+        message: String,
+    },
+    /// Nothing to serve.
+    #[error("no package given: pass a directory, set SKIPPY_PACKAGE, or put `package` into the config file")]
+    NoPackage,
+    /// A value outside its range.
+    #[error("`{field}` {message}")]
+    Value {
+        /// The flag, without dashes.
+        field: &'static str,
+        /// What it must be and what it is.
+        message: String,
+    },
+}
+
+/// Joins the fields of two flag sets, the first one winning.
+macro_rules! first_of {
+    ($first:ident, $second:ident; $($field:ident),* $(,)?) => {
+        ServeFlags { $($field: $first.$field.or($second.$field)),* }
+    };
+}
+
+impl ServeFlags {
+    /// Reads the file of `--config`.
+    ///
+    /// # Errors
+    /// When it cannot be read, is not TOML, or has an unknown key.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        toml::from_str(&text).map_err(|e| ConfigError::Parse {
+            path: path.to_owned(),
+            message: e.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+        })
+    }
+
+    /// These flags, and those of `file` where none is set.
+    pub fn or(self, file: Self) -> Self {
+        first_of!(self, file; package, layers, split, bind, model_name, ctx_size, kv_rows, lanes, max_queue, batch_size,
+            threads, cache_type_k, cache_type_v, gpu_layers, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
+            keepalive, drain_delay, shutdown_timeout, log_format)
+    }
+
+    /// Fills in defaults and checks ranges.
+    ///
+    /// # Errors
+    /// The first setting that cannot be used.
+    pub fn resolve(self) -> Result<ServeConfig, ConfigError> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1));
+        let layers = match self.layers.as_deref() {
+            Some(text) => {
+                Some(text.parse().map_err(|e| ConfigError::Value { field: "layers", message: format!("{e}") })?)
+            }
+            None => None,
+        };
+        let split = self.split.unwrap_or_default();
+        if let Some(pair) = split.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return Err(ConfigError::Value {
+                field: "split",
+                message: format!("must ascend, got {} before {}", pair[0], pair[1]),
+            });
+        }
+        Ok(ServeConfig {
+            package: self.package.ok_or(ConfigError::NoPackage)?,
+            layers,
+            split,
+            bind: self.bind.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9337))),
+            model_name: self.model_name,
+            ctx_size: within_opt("ctx-size", self.ctx_size, 1, 1 << 24)?,
+            kv_rows: within_opt("kv-rows", self.kv_rows, 1, 1 << 28)?,
+            lanes: within("lanes", self.lanes.unwrap_or(4), 1, 256)?,
+            max_queue: within_opt("max-queue", self.max_queue, 1, 1 << 20)?,
+            batch_size: within("batch-size", self.batch_size.unwrap_or(512), 1, 1 << 16)?,
+            threads: within("threads", self.threads.unwrap_or(cores), 1, 512)?,
+            cache_type_k: self.cache_type_k.unwrap_or(CacheType::F16),
+            cache_type_v: self.cache_type_v.unwrap_or(CacheType::F16),
+            gpu_layers: self.gpu_layers,
+            allow_uncertified_cuts: self.allow_uncertified_cuts.unwrap_or(false),
+            verify_package_sha: self.verify_package_sha.unwrap_or(false),
+            body_limit_mib: within("body-limit-mib", self.body_limit_mib.unwrap_or(32), 1, 4096)?,
+            keepalive: self.keepalive.unwrap_or(15),
+            drain_delay: self.drain_delay.unwrap_or(0),
+            shutdown_timeout: self.shutdown_timeout.unwrap_or(30),
+            log_format: self.log_format.unwrap_or(LogFormat::Text),
+        })
+    }
+}
+
+fn within(field: &'static str, value: u32, low: u32, high: u32) -> Result<u32, ConfigError> {
+    match (low..=high).contains(&value) {
+        true => Ok(value),
+        false => Err(ConfigError::Value { field, message: format!("must be between {low} and {high}, got {value}") }),
+    }
+}
+
+fn within_opt(field: &'static str, value: Option<u32>, low: u32, high: u32) -> Result<Option<u32>, ConfigError> {
+    value.map(|value| within(field, value, low, high)).transpose()
+}
+
+fn as_text<S: serde::Serializer>(range: &Option<LayerRange>, serializer: S) -> Result<S::Ok, S::Error> {
+    match range {
+        Some(range) => serializer.collect_str(range),
+        None => serializer.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_flag_beats_the_file_and_the_file_beats_the_default() {
+        let file = file("package = \"/models/a\"\nlanes = 8\nctx-size = 1024\nlayers = \"0..4\"\nbind = \"127.0.0.1:1\"\n");
+        let flags = ServeFlags { lanes: Some(2), ..ServeFlags::default() };
+        let config = flags.or(ServeFlags::from_file(file.path()).unwrap()).resolve().unwrap();
+        assert_eq!((config.lanes, config.ctx_size, config.batch_size), (2, Some(1024), 512));
+        assert_eq!(config.layers, Some(LayerRange::new(0, 4).unwrap()));
+        assert_eq!(config.package, Path::new("/models/a"));
+    }
+
+    #[test]
+    fn a_printed_config_reads_back_to_itself() {
+        let flags = ServeFlags {
+            package: Some("/models/a".into()),
+            layers: Some("0..30".into()),
+            split: Some(vec![10, 20]),
+            cache_type_k: Some(CacheType::Q8_0),
+            verify_package_sha: Some(true),
+            model_name: Some("m".into()),
+            ..ServeFlags::default()
+        };
+        let config = flags.resolve().unwrap();
+        let file = file(&toml::to_string(&config).unwrap());
+        assert_eq!(ServeFlags::from_file(file.path()).unwrap().resolve().unwrap(), config);
+    }
+
+    #[test]
+    fn unknown_keys_and_bad_values_are_named() {
+        let typo = file("package = \"x\"\nlane = 3\n");
+        let message = ServeFlags::from_file(typo.path()).unwrap_err().to_string();
+        assert!(message.contains("lane"), "{message}");
+        let base = || ServeFlags { package: Some("x".into()), ..ServeFlags::default() };
+        for (flags, field) in [
+            (ServeFlags { lanes: Some(0), ..base() }, "lanes"),
+            (ServeFlags { ctx_size: Some(0), ..base() }, "ctx-size"),
+            (ServeFlags { layers: Some("9..2".into()), ..base() }, "layers"),
+            (ServeFlags { split: Some(vec![20, 10]), ..base() }, "split"),
+            (ServeFlags { batch_size: Some(1 << 20), ..base() }, "batch-size"),
+        ] {
+            let message = flags.resolve().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("`{field}`")), "{message}");
+        }
+        assert!(matches!(ServeFlags::default().resolve(), Err(ConfigError::NoPackage)));
+    }
+}

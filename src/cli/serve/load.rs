@@ -1,0 +1,195 @@
+//! From a resolved configuration to a loaded engine.
+
+use super::config::{CacheType, ServeConfig};
+use crate::{
+    llama::{KvType, Threadpool},
+    package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify},
+    serve::ModelCard,
+    stage::{
+        StageEngine,
+        families::{self, CutError},
+        llama::{LlamaStage, LlamaStageError, LlamaStageOptions},
+        local_chain::{ChainError, LocalChain},
+    },
+    text::TextModel,
+};
+use std::sync::Arc;
+
+/// Tokens of one request when neither the operator nor the model says less.
+const DEFAULT_CTX_SIZE: u32 = 4096;
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The package is broken or incomplete.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// `--layers` does not fit the model.
+    #[error(transparent)]
+    Range(#[from] LayerRangeError),
+    /// `--split` cuts where the family must not be cut.
+    #[error(transparent)]
+    Cut(#[from] CutError),
+    /// `--split` cuts outside `--layers`.
+    #[error("`split` {cut} is not inside the layers served, {layers}")]
+    SplitOutside {
+        /// The cut.
+        cut: u32,
+        /// The layers served.
+        layers: LayerRange,
+    },
+    /// This process would have nobody to talk to.
+    #[error(
+        "layers {layers} of 0..{layer_count} lack {missing}: a stage that is part of a chain over the network cannot be \
+         served yet; leave out `--layers` to serve the whole model, or use `--split` to cut it inside one process"
+    )]
+    Incomplete {
+        /// The layers asked for.
+        layers: LayerRange,
+        /// Layers of the model.
+        layer_count: u32,
+        /// Which boundary is missing.
+        missing: &'static str,
+    },
+    /// A stage could not be loaded.
+    #[error("layers {layers}: {source}")]
+    Stage {
+        /// Its layers.
+        layers: LayerRange,
+        /// Why.
+        source: LlamaStageError,
+    },
+    /// The stages do not form a chain.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// Compute threads could not be started.
+    #[error("cannot start {0} compute threads")]
+    Threads(u32),
+}
+
+/// A model ready to serve.
+pub struct LoadedModel {
+    /// The engine.
+    pub engine: Box<dyn StageEngine>,
+    /// Its vocabulary.
+    pub text: Arc<dyn TextModel>,
+    /// What clients are told.
+    pub card: ModelCard,
+    /// Tokens of one request.
+    pub ctx_size: u32,
+}
+
+/// The stages that `config` asks for, in order. Checks the package's manifest, the range and every cut.
+///
+/// # Errors
+/// [`LoadError`], before anything large is read.
+pub fn stages(config: &ServeConfig, package: &Package) -> Result<Vec<LayerRange>, LoadError> {
+    let layer_count = package.manifest().layer_count;
+    let layers = match config.layers {
+        Some(layers) => layers.within(layer_count)?,
+        None => LayerRange::new(0, layer_count)?,
+    };
+    let missing = match (layers.start() > 0, layers.end() < layer_count) {
+        (true, true) => Some("the input and the output"),
+        (true, false) => Some("the input"),
+        (false, true) => Some("the output"),
+        (false, false) => None,
+    };
+    if let Some(missing) = missing {
+        return Err(LoadError::Incomplete { layers, layer_count, missing });
+    }
+    let mut stages = Vec::with_capacity(config.split.len() + 1);
+    let mut start = layers.start();
+    for cut in &config.split {
+        if *cut <= layers.start() || *cut >= layers.end() {
+            return Err(LoadError::SplitOutside { cut: *cut, layers });
+        }
+        stages.push(LayerRange::new(start, *cut)?);
+        start = *cut;
+    }
+    stages.push(LayerRange::new(start, layers.end())?);
+    Ok(stages)
+}
+
+/// Opens and checks the fragments of every stage: what `--check` does, and the first step of loading.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn open(config: &ServeConfig, package: &Package) -> Result<Vec<StageFiles>, LoadError> {
+    let verify = if config.verify_package_sha { Verify::Sha256 } else { Verify::SizesOnly };
+    let files = stages(config, package)?
+        .into_iter()
+        .map(|range| Ok(package.load(&package.select(range)?, verify)?))
+        .collect::<Result<Vec<_>, LoadError>>()?;
+    for file in &files {
+        let start = file.range.start();
+        if start > 0 {
+            let metadata = &file.metadata.gguf().metadata;
+            families::check_cut(metadata, file.layer_count, start, config.allow_uncertified_cuts)?;
+        }
+    }
+    Ok(files)
+}
+
+/// Loads the model that `config` asks for.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
+    let package = Package::open(&config.package)?;
+    let files = open(config, &package)?;
+    let metadata = files.first().map(|files| files.metadata.gguf().metadata.clone()).unwrap_or_default();
+    let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
+    let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
+    let n_ctx = config.kv_rows.unwrap_or_else(|| ctx_size.saturating_mul(config.lanes)).max(ctx_size);
+    let options = LlamaStageOptions {
+        n_ctx,
+        n_batch: config.batch_size.min(n_ctx),
+        n_seq_max: config.lanes,
+        cache_type_k: config.cache_type_k.into(),
+        cache_type_v: config.cache_type_v.into(),
+        gpu_layers: config.gpu_layers,
+        allow_uncertified_cuts: config.allow_uncertified_cuts,
+    };
+    let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
+
+    let mut stages: Vec<Box<dyn StageEngine>> = Vec::with_capacity(files.len());
+    let mut text = None;
+    for files in files {
+        let layers = files.range;
+        let stage = LlamaStage::load(files, pool.clone(), &options)
+            .map_err(|source| LoadError::Stage { layers, source })?;
+        text = stage.text();
+        stages.push(Box::new(stage));
+    }
+    let chain = LocalChain::new(stages)?;
+    // `stages` above ends at the output, so the last stage has the vocabulary.
+    let text = text.ok_or(LoadError::Chain(ChainError::Empty))?;
+
+    let shape = chain.shape();
+    let manifest = package.manifest();
+    let card = ModelCard {
+        id: config.model_name.clone().unwrap_or_else(|| manifest.model_id.clone()),
+        created: manifest.created_at_unix_secs.unwrap_or(0),
+        layer_count: shape.layer_count,
+        layers: shape.layers,
+        n_ctx: ctx_size,
+        n_embd: u32::try_from(shape.n_embd).unwrap_or(u32::MAX),
+        n_vocab: u32::try_from(shape.n_vocab).unwrap_or(u32::MAX),
+        package_digest: package.manifest_sha256().to_string(),
+        arch: metadata.arch().unwrap_or("unknown").to_owned(),
+        abi: manifest.skippy_abi_version.to_string(),
+    };
+    Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, ctx_size })
+}
+
+impl From<CacheType> for KvType {
+    fn from(ty: CacheType) -> Self {
+        match ty {
+            CacheType::F32 => Self::F32,
+            CacheType::F16 => Self::F16,
+            CacheType::Q8_0 => Self::Q8_0,
+        }
+    }
+}

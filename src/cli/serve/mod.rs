@@ -1,0 +1,3 @@
+//! `skippy-stage serve`.
+
+pub mod config;
