@@ -26,7 +26,11 @@ mod engine {
     fn llama_include() -> PathBuf {
         let root = env::var_os("DEP_LLAMA_ROOT").expect("llama-cpp-sys-2 sets DEP_LLAMA_ROOT through its `links` key");
         let include = PathBuf::from(root).join("include");
-        assert!(include.join("llama.h").is_file(), "no llama.h under {}: did llama-cpp-sys-2 build?", include.display());
+        assert!(
+            include.join("llama.h").is_file(),
+            "no llama.h under {}: did llama-cpp-sys-2 build?",
+            include.display()
+        );
         include
     }
 

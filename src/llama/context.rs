@@ -252,13 +252,7 @@ impl Drop for Context {
 }
 
 impl BatchArrays {
-    fn fill(
-        &mut self,
-        input: DecodeInput<'_>,
-        pos: &mut [i32],
-        seq: &[u32],
-        output: &mut [i8],
-    ) -> sys::llama_batch {
+    fn fill(&mut self, input: DecodeInput<'_>, pos: &mut [i32], seq: &[u32], output: &mut [i8]) -> sys::llama_batch {
         self.one.clear();
         self.one.resize(seq.len(), 1);
         self.seq.clear();

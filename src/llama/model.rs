@@ -74,9 +74,7 @@ impl Model {
     /// Whether rows of a batch depend on a recurrent state rather than on a KV cache alone.
     pub fn is_recurrent_or_hybrid(&self) -> bool {
         // SAFETY: the model is alive.
-        unsafe {
-            sys::llama_model_is_recurrent(self.ptr.as_ptr()) || sys::llama_model_is_hybrid(self.ptr.as_ptr())
-        }
+        unsafe { sys::llama_model_is_recurrent(self.ptr.as_ptr()) || sys::llama_model_is_hybrid(self.ptr.as_ptr()) }
     }
 
     /// Whether the model can be decoded token by token with a KV cache (no encoder, no diffusion).

@@ -37,7 +37,8 @@ impl Chain {
         if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
             let (frequency, presence) = (params.frequency_penalty, params.presence_penalty);
             // SAFETY: plain numbers.
-            chain.add(unsafe { sys::llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence) })?;
+            chain
+                .add(unsafe { sys::llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence) })?;
         }
         if params.temperature == 0.0 {
             // SAFETY: takes nothing.

@@ -167,13 +167,12 @@ impl Manifest {
     /// With every broken rule. An unknown `schema_version` or `format` is reported alone, because the meaning of the
     /// other fields is then unknown.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let mut faults = Faults::default();
-        let manifest = json::parse(bytes).map(|value| Self::read(value, &mut faults))?;
-        let mut faults = faults.0.into_iter();
+        let (manifest, faults) = Self::check(bytes);
+        let mut faults = faults.into_iter();
         match (faults.next(), manifest) {
             (None, Some(manifest)) => Ok(manifest),
             (Some(first), _) => Err(ManifestError { first, rest: faults.collect() }),
-            // `read` returns nothing only after it noted why; this arm keeps that from being a panic.
+            // `check` returns nothing only after it noted why; this arm keeps that from being a panic.
             (None, None) => Err(ManifestError {
                 first: Fault {
                     code: Code::InvalidField,
@@ -183,6 +182,16 @@ impl Manifest {
                 },
                 rest: Vec::new(),
             }),
+        }
+    }
+
+    /// Every broken rule, and what could be read nevertheless, so that a tool can go on to the artifacts. Such a manifest
+    /// keeps none of the promises of [`Manifest`] but those of its field types.
+    pub(super) fn check(bytes: &[u8]) -> (Option<Self>, Vec<Fault>) {
+        let mut faults = Faults::default();
+        match json::parse(bytes) {
+            Ok(value) => (Self::read(value, &mut faults), faults.0),
+            Err(error) => (None, error.faults().cloned().collect()),
         }
     }
 

@@ -135,9 +135,11 @@ pub trait StageEngine: Send {
 pub(crate) fn check_seq(seq: SeqId, shape: &StageShape) -> Result<(), StageError> {
     match seq.0 < shape.n_seq_max {
         true => Ok(()),
-        false => {
-            Err(StageError::InvalidBatch(format!("sequence {}, allowed 0 to {}", seq.0, shape.n_seq_max.saturating_sub(1))))
-        }
+        false => Err(StageError::InvalidBatch(format!(
+            "sequence {}, allowed 0 to {}",
+            seq.0,
+            shape.n_seq_max.saturating_sub(1)
+        ))),
     }
 }
 
