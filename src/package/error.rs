@@ -33,7 +33,7 @@ pub enum PackageError {
         /// The manifest.
         path: PathBuf,
         /// Every broken rule.
-        error: ManifestError,
+        error: Box<ManifestError>,
     },
     /// The layers asked for are not layers of the model.
     #[error(transparent)]
@@ -69,7 +69,7 @@ pub struct ArtifactError {
     /// Its path in the package.
     pub path: RelPath,
     /// What is wrong.
-    pub fault: ArtifactFault,
+    pub fault: Box<ArtifactFault>,
 }
 
 impl From<&ArtifactError> for Issue {

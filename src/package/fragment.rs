@@ -68,7 +68,7 @@ impl<'p> Entry<'p> {
 
     /// `fault`, with the name of this artifact.
     pub(super) fn error(&self, fault: ArtifactFault) -> ArtifactError {
-        ArtifactError { field: self.part.field(), path: self.artifact.path.clone(), fault }
+        ArtifactError { field: self.part.field(), path: self.artifact.path.clone(), fault: Box::new(fault) }
     }
 
     /// Finds the file below `root` (absolute, without links) and checks that it is a regular file of the declared size.

@@ -77,7 +77,8 @@ impl Package {
     pub fn open(dir: &Path) -> Result<Self, PackageError> {
         let (root, bytes) = read_manifest(dir)?;
         let path = root.join(Manifest::FILE_NAME);
-        let manifest = Manifest::parse(&bytes).map_err(|error| PackageError::Manifest { path, error })?;
+        let manifest =
+            Manifest::parse(&bytes).map_err(|error| PackageError::Manifest { path, error: Box::new(error) })?;
         Ok(Self { root, manifest, manifest_sha256: Sha256Digest::of(&bytes), verdicts: Verdicts::from_env() })
     }
 
@@ -184,3 +185,6 @@ pub(super) fn read_manifest(dir: &Path) -> Result<(PathBuf, Vec<u8>), PackageErr
     file.take(Manifest::MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable(&path))?;
     Ok((root, bytes))
 }
+
+#[cfg(test)]
+mod tests;

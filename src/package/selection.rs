@@ -164,3 +164,6 @@ impl<'p> Selection<'p> {
         self.fragments().fold(0, |sum, entry| sum.saturating_add(entry.artifact.tensor_bytes))
     }
 }
+
+#[cfg(test)]
+mod tests;
