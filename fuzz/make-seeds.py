@@ -69,6 +69,7 @@ GGUF_SEEDS = {
     "duplicate-tensor": gguf([], [tensor("a", [8], 0, 0), tensor("a", [8], 0, 32)], 64),
     "five-dimensions": gguf([], [tensor("a", [1] * 5, 0, 0)], 4),
     "shape-overflow": gguf([], [tensor("a", [2**32, 2**32], 0, 0)], 4),
+    "control-character-in-tensor-name": gguf([], [tensor("\1a", [0], 0, 0)], 4),
     "offset-overflow": gguf([], [tensor("a", [8], 0, 2**64 - 32)], 32),
     "tensors-overlap": gguf([], [tensor("a", [16], 0, 0), tensor("b", [8], 0, 32)], 96),
     "tensor-past-the-end": gguf([], [tensor("a", [8], 0, 0)], 31),

@@ -59,16 +59,16 @@ pub(super) fn check_tensor_name(bytes: &[u8], index: u64) -> Result<&str, GgufEr
 
 /// Bytes of a tensor whose shape is sound.
 pub(super) fn check_shape(tensor: &str, shape: &[u64], ty: GgmlType) -> Result<u64, GgufError> {
-    let refuse = |problem| GgufError::Shape { tensor: tensor.to_owned(), shape: shape.to_vec(), problem };
+    let refuse = |problem| GgufError::Shape { tensor: shown(tensor.as_bytes()), shape: shape.to_vec(), problem };
     let ne0 = match shape.first() {
         Some(&ne0) if shape.len() <= MAX_DIMS => ne0,
-        _ => return Err(GgufError::Dims { tensor: tensor.to_owned(), got: shape.len() as u64 }),
+        _ => return Err(GgufError::Dims { tensor: shown(tensor.as_bytes()), got: shape.len() as u64 }),
     };
     if shape.contains(&0) {
         return Err(refuse("no dimension may be 0"));
     }
     if !ne0.is_multiple_of(ty.block_len()) {
-        return Err(GgufError::Row { tensor: tensor.to_owned(), ty, ne0 });
+        return Err(GgufError::Row { tensor: shown(tensor.as_bytes()), ty, ne0 });
     }
     ty.tensor_bytes(shape).ok_or_else(|| refuse("its size does not fit into 63 bits"))
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{GgufError, GgufFile, Metadata, ShardName, TensorInfo};
+use super::{GgufError, GgufFile, Metadata, ShardName, TensorInfo, error::shown};
 
 const SPLIT_NO: &str = "split.no";
 const SPLIT_COUNT: &str = "split.count";
@@ -126,7 +126,8 @@ fn check_together(files: &[GgufFile]) -> Result<(), GgufError> {
     for file in files {
         for tensor in &file.gguf().tensors {
             if let Some(other) = seen.insert(&tensor.name, file.path()) {
-                let error = GgufError::TensorInTwoShards { tensor: tensor.name.clone(), other: other.to_owned() };
+                let error =
+                    GgufError::TensorInTwoShards { tensor: shown(tensor.name.as_bytes()), other: other.to_owned() };
                 return Err(error.in_file(file.path()));
             }
         }

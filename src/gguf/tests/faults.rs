@@ -351,4 +351,9 @@ fn foreign_text_is_escaped_and_cut_in_messages() {
     let message = Crafted::new(0, 1).key(&key, 99, []).message();
     assert!(message.len() < 200 && !message.contains(['\u{1b}', '\n']), "{message}");
     assert!(message.contains("…"), "{message}");
+    // Found by fuzzing: the checks of shapes quoted the name as it came.
+    for shape in [&[0][..], &[1 << 63], &[3]] {
+        let message = Crafted::new(1, 0).tensor("\u{1}w", shape, Q4_K, 0).data(4096).message();
+        assert!(message.starts_with("tensor `\\u{1}w`"), "{message}");
+    }
 }
