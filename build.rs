@@ -1,9 +1,29 @@
 //! Builds `kernels/` with `cc` and binds its header with `bindgen`. Does nothing without the feature `engine`.
 
+use std::process::Command;
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    name_the_commit();
     #[cfg(feature = "engine")]
     engine::build();
+}
+
+/// `skippy_build_info` names the commit. Outside a git checkout it stays unknown.
+fn name_the_commit() {
+    println!("cargo:rerun-if-env-changed=SKIPPY_BUILD_GIT");
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| std::path::Path::new(log).exists()) {
+        println!("cargo:rerun-if-changed={log}");
+    }
+    if std::env::var_os("SKIPPY_BUILD_GIT").is_none()
+        && let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"])
+    {
+        println!("cargo:rustc-env=SKIPPY_BUILD_GIT={commit}");
+    }
 }
 
 #[cfg(feature = "engine")]
@@ -17,9 +37,18 @@ mod engine {
         for file in SOURCES.iter().chain([&HEADER]) {
             println!("cargo:rerun-if-changed={file}");
         }
+        println!("cargo:rustc-env=SKIPPY_BUILD_LLAMA=llama-cpp-sys-2 {}", pinned_version());
         let include = llama_include();
         compile(&include);
         bind(&include);
+    }
+
+    /// The version of `llama-cpp-sys-2` that Cargo.toml pins.
+    fn pinned_version() -> String {
+        println!("cargo:rerun-if-changed=Cargo.toml");
+        let manifest = std::fs::read_to_string("Cargo.toml").unwrap_or_default();
+        let line = manifest.lines().find(|line| line.starts_with("llama-cpp-sys-2 =")).unwrap_or_default();
+        line.split("version = \"=").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or("unknown").to_owned()
     }
 
     /// Where `llama-cpp-sys-2` installed the headers of the llama.cpp that it built.

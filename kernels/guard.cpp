@@ -32,10 +32,6 @@ int32_t guarded(char * err, size_t err_len, F && call) {
 
 } // namespace
 
-int32_t skippy_kernels_abi(void) {
-    return SKIPPY_KERNELS_ABI;
-}
-
 int32_t skippy_decode(llama_context * ctx, const llama_batch * batch, char * err, size_t err_len) {
     return guarded(err, err_len, [&] { return llama_decode(ctx, *batch); });
 }

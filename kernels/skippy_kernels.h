@@ -20,11 +20,6 @@
 extern "C" {
 #endif
 
-// Raised when a signature below changes. src/kernels.rs compares it at start.
-#define SKIPPY_KERNELS_ABI 1
-
-int32_t skippy_kernels_abi(void);
-
 // Constants of the linked llama.cpp that are macros there, where bindgen of other crates does not see them.
 enum skippy_limits {
     SKIPPY_MAX_THREADS = GGML_MAX_N_THREADS,

@@ -1,2 +1,25 @@
-//! (under construction)
-fn main() {}
+//! The stage server.
+
+use clap::{Parser, Subcommand};
+use skippy_stage::cli;
+use std::process::ExitCode;
+
+/// Serves a range of layers of a model straight from the fragments of a layer package
+#[derive(Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve the OpenAI API
+    Serve(Box<cli::serve::ServeArgs>),
+}
+
+fn main() -> ExitCode {
+    cli::exit(match Cli::parse().command {
+        Command::Serve(args) => cli::serve::run(*args),
+    })
+}

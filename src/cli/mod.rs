@@ -1,3 +1,28 @@
 //! Command lines: flags, config file, one file per subcommand.
 
+#[cfg(feature = "engine")]
 pub mod serve;
+
+use std::{io::IsTerminal as _, process::ExitCode};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+/// Log lines to stderr, filtered by `RUST_LOG` (info by default), coloured on a terminal unless `NO_COLOR` is set.
+pub fn init_logging(json: bool) {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second call in one process (tests) keeps the first subscriber.
+    let _ = if json {
+        builder.json().flatten_event(true).try_init()
+    } else {
+        let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        builder.with_ansi(colours).try_init()
+    };
+}
+
+/// The last line of a binary: the error with its causes on one line of stderr, and the exit code.
+pub fn exit(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

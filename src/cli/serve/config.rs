@@ -298,7 +298,8 @@ mod tests {
 
     #[test]
     fn a_flag_beats_the_file_and_the_file_beats_the_default() {
-        let file = file("package = \"/models/a\"\nlanes = 8\nctx-size = 1024\nlayers = \"0..4\"\nbind = \"127.0.0.1:1\"\n");
+        let file =
+            file("package = \"/models/a\"\nlanes = 8\nctx-size = 1024\nlayers = \"0..4\"\nbind = \"127.0.0.1:1\"\n");
         let flags = ServeFlags { lanes: Some(2), ..ServeFlags::default() };
         let config = flags.or(ServeFlags::from_file(file.path()).unwrap()).resolve().unwrap();
         assert_eq!((config.lanes, config.ctx_size, config.batch_size), (2, Some(1024), 512));

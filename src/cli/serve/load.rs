@@ -13,7 +13,10 @@ use crate::{
     },
     text::TextModel,
 };
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Tokens of one request when neither the operator nor the model says less.
 const DEFAULT_CTX_SIZE: u32 = 4096;
@@ -76,8 +79,8 @@ pub struct LoadedModel {
     pub text: Arc<dyn TextModel>,
     /// What clients are told.
     pub card: ModelCard,
-    /// Tokens of one request.
-    pub ctx_size: u32,
+    /// Time spent on opening and checking the package.
+    pub verified_in: Duration,
 }
 
 /// The stages that `config` asks for, in order. Checks the package's manifest, the range and every cut.
@@ -137,8 +140,10 @@ pub fn open(config: &ServeConfig, package: &Package) -> Result<Vec<StageFiles>, 
 /// # Errors
 /// [`LoadError`].
 pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
+    let start = Instant::now();
     let package = Package::open(&config.package)?;
     let files = open(config, &package)?;
+    let verified_in = start.elapsed();
     let metadata = files.first().map(|files| files.metadata.gguf().metadata.clone()).unwrap_or_default();
     let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
@@ -158,8 +163,8 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let mut text = None;
     for files in files {
         let layers = files.range;
-        let stage = LlamaStage::load(files, pool.clone(), &options)
-            .map_err(|source| LoadError::Stage { layers, source })?;
+        let stage =
+            LlamaStage::load(files, pool.clone(), &options).map_err(|source| LoadError::Stage { layers, source })?;
         text = stage.text();
         stages.push(Box::new(stage));
     }
@@ -181,7 +186,7 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         arch: metadata.arch().unwrap_or("unknown").to_owned(),
         abi: manifest.skippy_abi_version.to_string(),
     };
-    Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, ctx_size })
+    Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
 }
 
 impl From<CacheType> for KvType {

@@ -1,3 +1,153 @@
-//! `skippy-stage serve`.
+//! `skippy-stage serve`: load a layer package, serve the OpenAI API.
 
 pub mod config;
+mod load;
+
+use crate::{
+    http::{self, Ended, HttpOptions},
+    package::Package,
+    serve::{Phase, ServeHandle, ServeOptions, Starter},
+    telemetry::{self, PrometheusHandle, labels::LoadPhase, metrics::ModelInfo},
+};
+use anyhow::Context as _;
+use clap::Args;
+use config::{LogFormat, ServeConfig, ServeFlags};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+use tokio::net::TcpListener;
+
+pub use load::{LoadError, LoadedModel, load, open, stages};
+
+/// Arguments of `serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Settings.
+    #[command(flatten)]
+    pub flags: ServeFlags,
+    /// TOML file with the same settings; flags and environment win
+    #[arg(long, env = "SKIPPY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the settings that hold, as a config file, and exit
+    #[arg(long)]
+    pub print_config: bool,
+    /// Check the package, the layer range and every cut, and exit
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Runs `serve` to its end.
+///
+/// # Errors
+/// Whatever kept it from serving.
+pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let file = args.config.as_deref().map(ServeFlags::from_file).transpose()?;
+    let config = args.flags.or(file.unwrap_or_default()).resolve()?;
+    if args.print_config {
+        print!("{}", toml::to_string(&config)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    crate::cli::init_logging(config.log_format == LogFormat::Json);
+    if args.check {
+        return check(&config);
+    }
+    let metrics = telemetry::install()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
+    runtime.block_on(serve(config, metrics))
+}
+
+fn check(config: &ServeConfig) -> anyhow::Result<ExitCode> {
+    let package = Package::open(&config.package)?;
+    let stages = open(config, &package)?;
+    for files in &stages {
+        println!("layers {} of 0..{}: ok", files.range, files.layer_count);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(config: ServeConfig, metrics: PrometheusHandle) -> anyhow::Result<ExitCode> {
+    // What can be known at once is said at once: before the port is taken and before anything large is read.
+    let package = Package::open(&config.package)?;
+    stages(&config, &package)?;
+    let signals = http::signals().context("cannot listen for signals")?;
+    let listener =
+        TcpListener::bind(config.bind).await.with_context(|| format!("cannot listen on `{}`", config.bind))?;
+    let address = listener.local_addr()?;
+    tracing::info!("listening on http://{address}");
+
+    let (handle, starter) = ServeHandle::loading(serve_options(&config));
+    let options = http_options(&config);
+    // Loading happens on a thread of its own, so that probes answer and a signal ends it.
+    let loader =
+        std::thread::Builder::new().name("skippy-load".into()).spawn(move || load_and_start(&config, starter))?;
+    let served = http::run(listener, handle.clone(), metrics, options, signals);
+    let failed = async { handle.phases().wait_for(|phase| *phase == Phase::Failed).await.is_ok() };
+    tokio::select! {
+        ended = served => {
+            return Ok(match ended? {
+                Ended::Drained => ExitCode::SUCCESS,
+                Ended::TimedOut | Ended::Forced => ExitCode::FAILURE,
+            });
+        }
+        _ = failed => {}
+    }
+    // Either the load or the engine failed; the loader knows which.
+    match loader.join() {
+        Ok(Err(error)) => Err(error.context("cannot load the model")),
+        Ok(Ok(())) => anyhow::bail!("the engine failed; see the log above"),
+        Err(_) => anyhow::bail!("loading the model panicked"),
+    }
+}
+
+fn load_and_start(config: &ServeConfig, starter: Starter) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let model = match load(config) {
+        Ok(model) => model,
+        Err(error) => {
+            starter.failed(error.to_string());
+            return Err(error.into());
+        }
+    };
+    let took = start.elapsed();
+    telemetry::metrics::load_finished(LoadPhase::Verify, model.verified_in);
+    telemetry::metrics::load_finished(LoadPhase::Load, took.saturating_sub(model.verified_in));
+    let card = &model.card;
+    telemetry::metrics::set_model_info(&ModelInfo {
+        model: &card.id,
+        package_digest: &card.package_digest,
+        architecture: &card.arch,
+        layer_start: card.layers.start(),
+        layer_end: card.layers.end(),
+        abi: &card.abi,
+    });
+    tracing::info!(
+        model = card.id,
+        architecture = card.arch,
+        layers = %card.layers,
+        stages = config.split.len() + 1,
+        lanes = config.lanes,
+        ctx_size = card.n_ctx,
+        kv_rows = model.engine.shape().n_ctx,
+        load_ms = took.as_millis(),
+        "model loaded"
+    );
+    starter.start(model.engine, model.text, model.card)?;
+    Ok(())
+}
+
+fn serve_options(config: &ServeConfig) -> ServeOptions {
+    ServeOptions { lanes: Some(config.lanes), max_queue: config.max_queue, ctx_per_request: config.ctx_size }
+}
+
+fn http_options(config: &ServeConfig) -> HttpOptions {
+    let seconds = |n: u32| Duration::from_secs(u64::from(n));
+    HttpOptions {
+        max_body_bytes: (config.body_limit_mib as usize) << 20,
+        keep_alive: (config.keepalive > 0).then(|| seconds(config.keepalive)),
+        drain_delay: seconds(config.drain_delay),
+        shutdown_timeout: seconds(config.shutdown_timeout),
+        ..HttpOptions::default()
+    }
+}

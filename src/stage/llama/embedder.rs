@@ -44,11 +44,6 @@ impl Embedder {
         Ok(embedder)
     }
 
-    /// Rows of the table.
-    pub(super) fn n_vocab(&self) -> usize {
-        self.table.shape.get(1).and_then(|n| usize::try_from(*n).ok()).unwrap_or(0)
-    }
-
     /// Hidden rows `[tokens.len(), n_embd]`.
     ///
     /// # Errors

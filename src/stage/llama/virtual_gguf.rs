@@ -178,7 +178,11 @@ fn add_boundaries<'a>(files: &'a StageFiles, tensors: &mut Tensors<'a>) -> Resul
             }
         }
         (None, true) => return Err(LlamaStageError::NoOutput),
-        (_, false) => {
+        (output, false) => {
+            // Rotary factors may live beside the output head.
+            if let Some(output) = output {
+                tensors.map_some(output, every_stage);
+            }
             tensors.zeros("token_embd.weight", n_embd, PLACEHOLDER_VOCAB)?;
             tensors.ones("output_norm.weight", n_embd);
         }
