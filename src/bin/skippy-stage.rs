@@ -16,10 +16,13 @@ struct Cli {
 enum Command {
     /// Serve the OpenAI API
     Serve(Box<cli::serve::ServeArgs>),
+    /// Compare a model cut in two with the whole one, at every cut
+    Parity(cli::parity::ParityArgs),
 }
 
 fn main() -> ExitCode {
     cli::exit(match Cli::parse().command {
         Command::Serve(args) => cli::serve::run(*args),
+        Command::Parity(args) => cli::parity::run(&args),
     })
 }
