@@ -18,11 +18,15 @@ enum Command {
     Serve(Box<cli::serve::ServeArgs>),
     /// Compare a model cut in two with the whole one, at every cut
     Parity(cli::parity::ParityArgs),
+    /// Measure against llama.cpp used the plain way, in this process
+    #[command(subcommand)]
+    Bench(cli::bench::BenchCommand),
 }
 
 fn main() -> ExitCode {
     cli::exit(match Cli::parse().command {
         Command::Serve(args) => cli::serve::run(*args),
         Command::Parity(args) => cli::parity::run(&args),
+        Command::Bench(command) => cli::bench::run(&command),
     })
 }

@@ -1,6 +1,8 @@
 //! Command lines: flags, config file, one file per subcommand.
 
 #[cfg(feature = "engine")]
+pub mod bench;
+#[cfg(feature = "engine")]
 pub mod parity;
 #[cfg(feature = "engine")]
 pub mod serve;

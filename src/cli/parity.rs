@@ -163,7 +163,11 @@ pub fn run(args: &ParityArgs) -> anyhow::Result<ExitCode> {
         }
         None => sample_prompt(&metadata),
     };
-    anyhow::ensure!(!prompt.is_empty() && prompt.len() < 500, "the prompt has {} tokens, allowed 1 to 499", prompt.len());
+    anyhow::ensure!(
+        !prompt.is_empty() && prompt.len() < 500,
+        "the prompt has {} tokens, allowed 1 to 499",
+        prompt.len()
+    );
     let pool = Arc::new(Threadpool::new(args.threads).context("cannot start compute threads")?);
     let results = compare(&package, &cuts, &prompt, &options, &pool)?;
     if args.json {

@@ -1,0 +1,31 @@
+//! `skippy-stage bench`: ratios against llama.cpp used the plain way, in the same process and run.
+
+mod client;
+mod decode;
+mod load;
+pub mod stats;
+
+use clap::Subcommand;
+use std::process::ExitCode;
+
+/// What to measure.
+#[derive(Subcommand, Clone, Debug)]
+pub enum BenchCommand {
+    /// Serving against a hand-written `llama_decode` loop
+    Decode(decode::DecodeArgs),
+    /// Loading a package against llama.cpp loading the GGUF it was made from, and the memory each stage takes
+    Load(load::LoadArgs),
+}
+
+/// Runs one benchmark.
+///
+/// # Errors
+/// When something cannot be loaded, or outputs differ: no time counts before the results agree.
+pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
+    super::init_logging(false);
+    match command {
+        BenchCommand::Decode(args) => decode::run(args),
+        BenchCommand::Load(args) => load::run(args),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
