@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Writes the seed corpus: small files, sound ones (`ok-*`) and one for each kind of fault. Standard library only."""
+import hashlib
+import json
 import pathlib
 import struct
 
@@ -78,7 +80,92 @@ GGUF_SEEDS = {
     "html": b"<!DOCTYPE html><title>404</title>",
 }
 
-for name, content in GGUF_SEEDS.items():
-    path = SEEDS / "gguf" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+SHA = hashlib.sha256(b"test").hexdigest()
+
+
+def artifact(path, n_tensors, **more):
+    n_bytes = 100 * n_tensors
+    counts = {"tensor_count": n_tensors, "tensor_bytes": n_bytes, "artifact_bytes": n_bytes + 123}
+    return {**more, "path": path, **counts, "sha256": SHA}
+
+
+def manifest(**changes):
+    layers = [artifact(f"layers/layer-{i:05}.gguf", 9, layer_index=i) for i in range(2)]
+    whole = {
+        "schema_version": 1,
+        "model_id": "Qwen/Qwen3-GGUF:Q4_K_M",
+        "source_model": {"path": "/cache/model.gguf", "sha256": SHA},
+        "format": "layer-package",
+        "layer_count": len(layers),
+        "shared": {
+            "metadata": artifact("shared/metadata.gguf", 0),
+            "embeddings": artifact("shared/embeddings.gguf", 1),
+            "output": artifact("shared/output.gguf", 2),
+        },
+        "layers": layers,
+        "skippy_abi_version": "1.2.3",
+        **changes,
+    }
+    return json.dumps({name: value for name, value in whole.items() if value is not None}, indent=1).encode()
+
+
+SOURCE = {
+    "path": "/cache/model.gguf",
+    "sha256": SHA,
+    "repo": "Qwen/Qwen3-GGUF",
+    "revision": "0123abc",
+    "primary_file": "model.gguf",
+    "canonical_ref": "Qwen/Qwen3-GGUF:Q4_K_M",
+    "distribution_id": "Q4_K_M",
+    "files": [{"path": "model.gguf", "size_bytes": 123, "sha256": SHA}],
+}
+WINDOW = {"default": "fixed", "initial_window": 1, "min_window": 1, "max_window": 1, "pipeline_depth": 1}
+MTP = {"type": "native-mtp", "prediction_depth": 1, "layer_indices": [1], "window_policy": WINDOW}
+GENERATION = {
+    "policy": {
+        "profile": "glm-dsa-v1",
+        "decode": "compact-flash",
+        "short_prefill": "dense",
+        "long_prefill": "sparse-chunked",
+        "verify": "auto",
+        "indexshare": "required",
+        "experimental": {"selected_row_flash": "evidence-gated"},
+    },
+    "thresholds": {"short_prefill_max_tokens": 2048, "compact_flash_min_kv": 1, "dense_mask_max_bytes": 1 << 28},
+    "speculative_decoding": {"default": "mtp", "strategies": {"mtp": MTP}},
+}
+LAYER = artifact("layers/layer-00000.gguf", 9, layer_index=0)
+
+MANIFEST_SEEDS = {
+    "ok-smallest": manifest(),
+    "ok-everything": manifest(
+        source_model=SOURCE,
+        activation_width=64,
+        generation=GENERATION,
+        projectors=[artifact("projectors/mmproj-model-f16.gguf", 128, kind="mmproj")],
+        created_at_unix_secs=1_790_000_000,
+    ),
+    "ok-unknown-field": manifest(later={"a": [1, 2.5, None, "x"]}),
+    "schema-version-2": manifest(schema_version=2),
+    "other-format": manifest(format="gguf"),
+    "no-model-id": manifest(model_id=None),
+    "no-layers": manifest(layer_count=0, layers=[]),
+    "layer-twice": manifest(layers=[LAYER, LAYER]),
+    "path-leaves-the-root": manifest(layer_count=1, layers=[{**LAYER, "path": "../../etc/passwd"}]),
+    "path-is-absolute": manifest(layer_count=1, layers=[{**LAYER, "path": "C:\\\\model.gguf"}]),
+    "control-character": manifest(model_id="\1\n", skippy_abi_version="\x1b[31m"),
+    "counts-wrong": manifest(layer_count=2**32, activation_width=-1, created_at_unix_secs=1e300),
+    "short-digest": manifest(source_model={"path": "m", "sha256": "abc"}),
+    "abi-too-new": manifest(skippy_abi_version="2.0.0"),
+    "cut": manifest()[:200],
+    "duplicate-field": b'{"schema_version": 1, "schema_version": 2}',
+    "deep": b"[" * 200,
+    "not-utf-8": b'{"model_id": "\xff"}',
+    "html": b"<!DOCTYPE html><title>404</title>",
+}
+
+for target, seeds in {"gguf": GGUF_SEEDS, "manifest": MANIFEST_SEEDS}.items():
+    for name, content in seeds.items():
+        path = SEEDS / target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
