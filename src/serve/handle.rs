@@ -214,6 +214,8 @@ impl Starter {
         // First the model, then the phase: whoever sees `Ready` finds the model.
         let loaded = Loaded { text: text.clone(), card, limits, commands: commands.clone() };
         let _ = self.inner.loaded.set(loaded);
+        // A probe must not find the server ready and its thread without a sign of life.
+        shared.beat();
         if !shared.advance(Phase::Ready) {
             // The shutdown came between the check above and here.
             let _ = commands.send(Command::Drain(Some(Instant::now())));
