@@ -116,7 +116,7 @@ impl ServeHandle {
         if let Some(refusal) = self.inner.shared.refusal() {
             return Err(refusal);
         }
-        let (job, events) = Job::new(request, loaded.text.as_ref(), &loaded.limits, &self.inner.shared)?;
+        let (job, events) = Job::new(request, &loaded.limits, &self.inner.shared)?;
         match loaded.commands.send(Command::Submit(Box::new(job))) {
             Ok(()) => Ok(events),
             Err(_) => Err(self.inner.shared.abandoned()),

@@ -61,7 +61,6 @@ impl Limits {
 /// A request that has passed every check.
 pub(super) struct Job {
     pub(super) request: GenerateRequest,
-    pub(super) picker: Picker,
     pub(super) stops: StopMatcher,
     /// Tokens to generate at most: `max_tokens` within the context.
     pub(super) budget: u32,
@@ -77,7 +76,6 @@ impl Job {
     /// Checks `request` and counts it in.
     pub(super) fn new(
         request: GenerateRequest,
-        text: &dyn TextModel,
         limits: &Limits,
         shared: &Arc<Shared>,
     ) -> Result<(Self, UnboundedReceiver<Event>), ServeError> {
@@ -98,12 +96,12 @@ impl Job {
             (0, true) => n_prompt_tokens - 1,
             _ => n_prompt_tokens,
         };
-        let picker = Picker::new(&request.sampling, &request.prompt, text, limits.n_vocab)?;
+        request.sampling.validate(limits.n_vocab)?;
         let stops = StopMatcher::new(&request.stop);
         let (reply, events) = Reply::new(shared, limits)?;
         let kv_rows = prompt_rows + budget.saturating_sub(1);
         let clock = Clock::start();
-        Ok((Self { request, picker, stops, budget, prompt_rows, kv_rows, clock, reply }, events))
+        Ok((Self { request, stops, budget, prompt_rows, kv_rows, clock, reply }, events))
     }
 
     /// Tokens of the prompt.
@@ -132,15 +130,16 @@ pub(super) enum Picker {
 }
 
 impl Picker {
-    fn new(params: &SamplingParams, prompt: &[i32], text: &dyn TextModel, n_vocab: u32) -> Result<Self, ServeError> {
-        params.validate(n_vocab)?;
+    /// What `request` wants. Not made before it has a lane: a sampler may hold buffers as wide as the vocabulary.
+    pub(super) fn new(request: &GenerateRequest, text: &dyn TextModel) -> Result<Self, ServeError> {
+        let params = &request.sampling;
         if params.is_plain_greedy() {
             return Ok(Self::Greedy);
         }
         // The seed is fixed here, so that a sampler never depends on which requests came before.
         let seed = params.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let mut sampler = text.sampler(&SamplingParams { seed: Some(seed), ..params.clone() })?;
-        prompt.iter().for_each(|&token| sampler.accept(token));
+        request.prompt.iter().for_each(|&token| sampler.accept(token));
         Ok(Self::Sampler(sampler))
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::{
     serve::{
         Event, FinishReason, ServeError, TokenOut, Usage,
-        job::Job,
+        job::{Job, Picker},
         observe::{self, Clock},
         output::Output,
     },
@@ -27,6 +27,7 @@ pub(super) enum Ending {
 /// A request that holds a lane, and how far it has got.
 pub(super) struct Lane {
     job: Job,
+    picker: Picker,
     seq: SeqId,
     clock: Clock,
     output: Output,
@@ -44,13 +45,13 @@ pub(super) struct Lane {
 
 impl Lane {
     /// Starts `job` on `seq` and tells the client so.
-    pub(super) fn start(mut job: Job, seq: SeqId, text: &dyn TextModel) -> Self {
+    pub(super) fn start(mut job: Job, picker: Picker, seq: SeqId, text: &dyn TextModel) -> Self {
         let mut clock = job.clock;
         clock.admit(Instant::now());
         job.reply.send(Event::Started { prompt_tokens: job.prompt_tokens() });
         let output = Output::new(std::mem::take(&mut job.stops));
         let (next, generated, rows, scored) = (0, 0, 0, Vec::new());
-        let mut lane = Self { job, seq, clock, output, rows, next, generated, scored, ending: None };
+        let mut lane = Self { job, picker, seq, clock, output, rows, next, generated, scored, ending: None };
         if let (true, Some(&first)) = (lane.job.request.prompt_logprobs, lane.job.request.prompt.first()) {
             lane.push_scored(TokenOut { id: first, bytes: text.piece(first, false), logprob: None, top: Vec::new() });
         }
@@ -123,7 +124,7 @@ impl Lane {
     /// Chooses the next token and sends what it adds to the text. The order of the checks matters: an end of the text
     /// counts even when the budget ends with the same token.
     fn choose(&mut self, logits: &[f32], text: &dyn TextModel, now: Instant) -> Option<Ending> {
-        let token = match self.job.picker.pick(logits) {
+        let token = match self.picker.pick(logits) {
             Ok(token) => token,
             Err(error) => return Some(Ending::Failed(error)),
         };

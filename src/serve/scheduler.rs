@@ -15,7 +15,7 @@ use crate::{
     serve::{
         FinishReason, Phase, ServeError,
         batch::share_rows,
-        job::{Job, Limits},
+        job::{Job, Limits, Picker},
         lane::{Ending, Lane, end_queued},
         observe,
         shared::Shared,
@@ -228,7 +228,14 @@ impl Scheduler {
                 break;
             }
             let Some(job) = self.queue.pop_front() else { break };
-            let mut lane = Lane::start(*job, SeqId(free as u32), self.text.as_ref());
+            let picker = match Picker::new(&job.request, self.text.as_ref()) {
+                Ok(picker) => picker,
+                Err(error) => {
+                    end_queued(*job, Ending::Failed(error));
+                    continue;
+                }
+            };
+            let mut lane = Lane::start(*job, picker, SeqId(free as u32), self.text.as_ref());
             if let Some(ending) = lane.ending.take() {
                 // It generates nothing and has no prompt to compute.
                 lane.end(ending);

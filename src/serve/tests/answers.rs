@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     serve::testing::{BOS, EOG, FIRST_PIECE},
-    text::LogSoftmax,
+    text::{LogSoftmax, Sampler, TextError, TextModel},
 };
 
 #[test]
@@ -228,4 +228,46 @@ fn control_tokens_in_the_prompt_are_tokens_like_others() {
     let prompt = vec![BOS, 97];
     let answer = house.answer(GenerateRequest { prompt: prompt.clone(), ..ask("", 3) });
     assert_eq!(answer.text, text_of(&testing::answer(&prompt, 3)));
+}
+
+/// A vocabulary that has no samplers.
+struct NoSampler(FakeText);
+
+impl TextModel for NoSampler {
+    fn n_vocab(&self) -> u32 {
+        self.0.n_vocab()
+    }
+
+    fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<i32>, TextError> {
+        self.0.tokenize(text, add_special, parse_special)
+    }
+
+    fn piece(&self, token: i32, render_special: bool) -> Vec<u8> {
+        self.0.piece(token, render_special)
+    }
+
+    fn is_eog(&self, token: i32) -> bool {
+        self.0.is_eog(token)
+    }
+
+    fn bos(&self) -> Option<i32> {
+        self.0.bos()
+    }
+
+    fn sampler(&self, _: &SamplingParams) -> Result<Box<dyn Sampler>, TextError> {
+        Err(TextError::Sampler("none here".into()))
+    }
+}
+
+#[test]
+fn a_sampler_that_cannot_be_built_fails_its_request_before_it_starts() {
+    let text = FakeText::new();
+    let engine = FakeEngine::new(&text, 1, 64, 8);
+    let (handle, _) = spawn(Box::new(engine), Arc::new(NoSampler(text)), card(), roomy()).unwrap();
+    let hot = GenerateRequest { sampling: SamplingParams::default(), ..ask("a", 3) };
+    let answer = collect(handle.submit(hot).unwrap());
+    assert_eq!((answer.started, answer.error.map(|error| error.class())), (None, Some(ErrorClass::InvalidRequest)));
+    // Greedy decoding needs none.
+    assert_eq!(collect(handle.submit(ask("a", 3)).unwrap()).text, expected("a", 3));
+    assert_eq!(handle.totals().finished(FinishReason::Error), 1);
 }

@@ -181,11 +181,11 @@ fn llama_24496_a_lane_is_free_one_step_after_its_client_left() {
 
 #[test]
 fn a_storm_of_cancellations_leaves_nothing_behind() {
-    let house = House::plain(8, 8192, 32);
+    let house = House::plain(8, 1 << 20, 32);
     let mut stays = Vec::new();
     for i in 0..200usize {
         let prompt = "storm ".repeat(1 + i % 9);
-        let mut events = house.submit(ask(&prompt, 900));
+        let mut events = house.submit(ask(&prompt, 100_000));
         // Some leave at once, some when they have got a lane, some after a few tokens.
         for _ in 0..i % 5 {
             events.blocking_recv();
