@@ -2,6 +2,7 @@
 
 #[cfg(feature = "engine")]
 pub mod bench;
+pub mod package;
 #[cfg(feature = "engine")]
 pub mod parity;
 #[cfg(feature = "engine")]

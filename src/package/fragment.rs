@@ -80,8 +80,13 @@ impl<'p> Entry<'p> {
     pub(super) fn open(&self, root: &Path) -> Result<GgufFile, ArtifactError> {
         let path = self.locate(root)?;
         let file = GgufFile::open(&path).map_err(|error| self.error(ArtifactFault::Gguf(error)))?;
-        self.check_declared(&file).and_then(|()| self.check_own(&file)).map_err(|fault| self.error(fault))?;
+        self.check_opened(&file)?;
         Ok(file)
+    }
+
+    /// Checks that the tensors of the opened fragment are the declared ones and its own.
+    pub(super) fn check_opened(&self, file: &GgufFile) -> Result<(), ArtifactError> {
+        self.check_declared(file).and_then(|()| self.check_own(file)).map_err(|fault| self.error(fault))
     }
 
     fn check_declared(&self, file: &GgufFile) -> Result<(), ArtifactFault> {

@@ -158,6 +158,20 @@ codes! {
     ForeignArtifact = Error, "replace the fragment by the one of this model";
     /// Shared metadata lacks what every model must state.
     InvalidMetadata = Error, "write the package again from a complete source model";
+    /// More stages were asked for than the model's cuts allow.
+    ImpossiblePlan = Error, "ask for fewer stages";
+    /// The source given is not the one that the manifest states.
+    SourceMismatch = Error, "compare with the source that the package was written from, or write the package again";
+    /// `layer_count` is not the source's.
+    LayerCountMismatch = Error, "write the package again from this source";
+    /// Shared metadata differs from the source's.
+    MetadataMismatch = Error, "write the package again from this source";
+    /// A tensor of the source is in no artifact.
+    MissingTensor = Error, "write the package again: every tensor of the source belongs to one artifact";
+    /// A tensor that the source does not have.
+    UnknownTensor = Error, "write the package again: the fragment comes from another model";
+    /// A tensor whose type, shape or bytes are not the source's.
+    TensorMismatch = Error, "write the package again from this source";
 }
 
 #[cfg(test)]

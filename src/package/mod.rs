@@ -5,6 +5,7 @@
 //! [`Package::load`] everything that the stage owns.
 
 pub mod abi;
+pub mod classify;
 mod digest;
 mod error;
 mod fragment;
@@ -16,12 +17,15 @@ mod model;
 #[allow(clippy::module_inception)]
 mod package;
 mod path;
+pub mod plan;
 mod preflight;
 mod range;
 mod selection;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod validate;
 mod verdicts;
+pub mod write;
 
 pub use digest::{DigestError, Sha256Digest, hash_file, hash_files, hash_reader, progress_bar};
 pub use error::{ArtifactError, ArtifactFault, PackageError};

@@ -146,7 +146,8 @@ fn check_artifacts(package: &Package, hash: bool, issues: &mut Vec<Issue>) -> Op
     model
 }
 
-fn entries(manifest: &Manifest) -> impl Iterator<Item = Entry<'_>> {
+/// Every artifact of the manifest, shared ones first.
+pub(super) fn entries(manifest: &Manifest) -> impl Iterator<Item = Entry<'_>> {
     let shared = &manifest.shared;
     let shared = [
         Entry::new(Part::Metadata, &shared.metadata),
