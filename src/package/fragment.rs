@@ -8,7 +8,10 @@ use std::{
 use super::{
     RelPath,
     error::{ArtifactError, ArtifactFault},
-    manifest::Artifact,
+    manifest::{
+        Artifact,
+        fields::{quoted, shown},
+    },
     model::ModelFacts,
 };
 use crate::gguf::{GgufFile, TensorInfo};
@@ -129,7 +132,7 @@ impl<'p> Entry<'p> {
             (Some(home), part) if home == part => return Ok(()),
             (Some(home), _) => home.words(),
         };
-        Err(ArtifactFault::ForeignTensor { tensor: tensor.name.clone(), got, expected: self.part.words() })
+        Err(ArtifactFault::ForeignTensor { tensor: shown(&tensor.name), got, expected: self.part.words() })
     }
 
     /// Checks that the fragment belongs to the model that shared metadata describes.
@@ -139,21 +142,21 @@ impl<'p> Entry<'p> {
             if let Some(arch) = metadata.arch().filter(|arch| *arch != model.arch) {
                 return Err(ArtifactFault::ForeignKey {
                     key: "general.architecture".into(),
-                    got: format!("{arch:?}"),
-                    expected: format!("{:?}", model.arch),
+                    got: quoted(arch),
+                    expected: quoted(&model.arch),
                 });
             }
             let width = metadata.arch_key("embedding_length");
             if let Some(got) = metadata.uint(&width).filter(|got| *got != model.n_embd) {
                 let expected = model.n_embd.to_string();
-                return Err(ArtifactFault::ForeignKey { key: width, got: got.to_string(), expected });
+                return Err(ArtifactFault::ForeignKey { key: shown(&width), got: got.to_string(), expected });
             }
             for tensor in &file.gguf().tensors {
                 let as_wide_as_the_model = matches!(tensor.name.as_str(), "token_embd.weight" | "output_norm.weight")
                     || (block_number(&tensor.name).is_some()
                         && [".attn_norm.weight", ".ffn_norm.weight"].iter().any(|end| tensor.name.ends_with(end)));
                 if as_wide_as_the_model && tensor.shape.first() != Some(&model.n_embd) {
-                    let (tensor, shape) = (tensor.name.clone(), tensor.shape.clone());
+                    let (tensor, shape) = (shown(&tensor.name), tensor.shape.clone());
                     return Err(ArtifactFault::ForeignWidth { tensor, shape, expected: model.n_embd });
                 }
             }

@@ -29,7 +29,7 @@ use super::{
     issue::{Code, Issue},
     manifest::{
         Extra,
-        fields::{Faults, Fields, describe},
+        fields::{Faults, Fields, describe, shown},
     },
 };
 
@@ -98,11 +98,9 @@ impl Generation {
 }
 
 fn report_fields(path: &str, extra: &Extra, found: &mut Vec<Unsupported>) {
-    found.extend(
-        extra.iter().map(|(key, value)| Unsupported { field: format!("{path}.{key}"), value: describe(value) }),
-    );
+    extra.iter().for_each(|(key, value)| report_value(path, key, value, found));
 }
 
 fn report_value(path: &str, key: &str, value: &Value, found: &mut Vec<Unsupported>) {
-    found.push(Unsupported { field: format!("{path}.{key}"), value: describe(value) });
+    found.push(Unsupported { field: format!("{path}.{}", shown(key)), value: describe(value) });
 }

@@ -10,6 +10,7 @@ use super::{
     digest::hash_files,
     error::{ArtifactError, ArtifactFault, PackageError},
     fragment::{Entry, Part},
+    manifest::fields::shown,
     selection::{EmbeddingsReason, Selection},
     verdicts::FileState,
 };
@@ -83,6 +84,13 @@ impl Package {
     /// # Errors
     /// With the first artifact that fails a check.
     pub fn load(&self, selection: &Selection<'_>, verify: Verify) -> Result<StageFiles, PackageError> {
+        if let Some((manifest, model)) = self.width_mismatch(&selection.model) {
+            tracing::warn!(
+                manifest,
+                model,
+                "`activation_width` of the manifest is not the model's width: the model's is used"
+            );
+        }
         let entries: Vec<_> = selection.entries().collect();
         let paths = entries.iter().map(|entry| entry.locate(self.root())).collect::<Result<Vec<_>, _>>()?;
         let states = match verify {
@@ -100,7 +108,7 @@ impl Package {
             entry.check_model(&file, &selection.model)?;
             for tensor in &file.gguf().tensors {
                 if let Some(other) = owners.insert(tensor.name.clone(), &entry.artifact.path) {
-                    let (tensor, other) = (tensor.name.clone(), other.clone());
+                    let (tensor, other) = (shown(&tensor.name), other.clone());
                     return Err(entry.error(ArtifactFault::DuplicateTensor { tensor, other }).into());
                 }
             }

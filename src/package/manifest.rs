@@ -289,7 +289,7 @@ fn read_abi(fields: &mut Fields, faults: &mut Faults) -> Option<Version> {
     let (missing, invalid) = (Code::MissingSkippyAbiVersion, Code::InvalidSkippyAbiVersion);
     let version: Version = fields.required_as("skippy_abi_version", missing, invalid, faults)?;
     if !abi::is_compatible(&version) {
-        let got = format!("\"{version}\"");
+        let got = fields::quoted(&version.to_string());
         faults.push(Code::UnsupportedSkippyAbiVersion, "skippy_abi_version", got, abi::ACCEPTED);
     }
     Some(version)

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::{
     error::{ArtifactError, ArtifactFault},
     fragment::Entry,
+    manifest::fields::shown,
 };
 use crate::gguf::Metadata;
 
@@ -39,6 +40,8 @@ impl ModelFacts {
     /// Reads the facts and checks that the model has as many layers as the manifest says.
     pub(super) fn read(metadata: &Metadata, layer_count: u32, entry: &Entry<'_>) -> Result<Self, ArtifactError> {
         let fault = |key: String, got: String, expected: &str| {
+            // Keys of the architecture carry its foreign name.
+            let key = shown(&key);
             entry.error(ArtifactFault::Metadata { key, got, expected: expected.into() })
         };
         let nothing = || "nothing".to_string();

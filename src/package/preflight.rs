@@ -8,6 +8,7 @@ use super::{
     ArtifactError, Code, Issue, LayerRange, Manifest, Package, PackageError, Severity, Sha256Digest,
     error::ArtifactFault,
     fragment::{Entry, Part},
+    manifest::fields::shown,
     model::ModelFacts,
     package::read_manifest,
 };
@@ -126,7 +127,7 @@ fn check_artifacts(package: &Package, hash: bool, issues: &mut Vec<Issue>) -> Op
             let file = entry.open(package.root())?;
             for tensor in &file.gguf().tensors {
                 if let Some(other) = owners.insert(tensor.name.clone(), &entry.artifact.path) {
-                    let (tensor, other) = (tensor.name.clone(), other.clone());
+                    let (tensor, other) = (shown(&tensor.name), other.clone());
                     return Err(entry.error(ArtifactFault::DuplicateTensor { tensor, other }));
                 }
             }

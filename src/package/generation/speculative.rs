@@ -10,7 +10,7 @@ use crate::package::{
     issue::Code,
     manifest::{
         Extra,
-        fields::{Faults, Fields, describe},
+        fields::{Faults, Fields, describe, quoted, shown},
     },
 };
 
@@ -254,8 +254,8 @@ impl SpeculativeDecoding {
         let (id, strategy) = self.strategies.get_key_value(self.default.as_ref()?)?;
         Some(match &strategy.kind {
             StrategyKind::Unknown(unknown) => DefaultStrategy::Unsupported(Unsupported {
-                field: format!("generation.speculative_decoding.strategies.{id}.type"),
-                value: format!("{:?}", unknown.kind),
+                field: format!("generation.speculative_decoding.strategies.{}.type", shown(id)),
+                value: quoted(&unknown.kind),
             }),
             _ => DefaultStrategy::Supported(id, strategy),
         })
@@ -300,12 +300,12 @@ impl SpeculativeDecoding {
     pub(super) fn report(&self, path: &str, found: &mut Vec<Unsupported>) {
         for (id, proposer) in &self.proposers {
             if let Proposer::Unknown(unknown) = proposer {
-                let value = format!("{:?}", unknown.kind);
-                found.push(Unsupported { field: format!("{path}.proposers.{id}.type"), value });
+                let field = format!("{path}.proposers.{}.type", shown(id));
+                found.push(Unsupported { field, value: quoted(&unknown.kind) });
             }
         }
         for (id, strategy) in &self.strategies {
-            strategy.report(&format!("{path}.strategies.{id}"), found);
+            strategy.report(&format!("{path}.strategies.{}", shown(id)), found);
         }
         report_fields(path, &self.extra, found);
     }
@@ -330,7 +330,7 @@ fn read_default<T>(fields: &mut Fields, strategies: &BTreeMap<String, T>, faults
 }
 
 pub(super) fn list<'a>(ids: impl Iterator<Item = &'a String>) -> String {
-    ids.take(8).map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ")
+    ids.take(8).map(|id| format!("`{}`", shown(id))).collect::<Vec<_>>().join(", ")
 }
 
 /// Reads a map of ids. An entry with a fault stays as `None`, so that references to it are not reported as well.
@@ -344,7 +344,8 @@ fn read_map<T>(
     let path = fields.name(key);
     let mut entries = BTreeMap::new();
     for (id, value) in map.into_entries() {
-        let entry = Fields::open(value, format!("{path}.{id}"), BAD, faults).and_then(|entry| read(entry, faults));
+        let entry = Fields::open(value, format!("{path}.{}", shown(&id)), BAD, faults);
+        let entry = entry.and_then(|entry| read(entry, faults));
         entries.insert(id, entry);
     }
     entries

@@ -14,7 +14,7 @@ use crate::package::{
     issue::Code,
     manifest::{
         Extra,
-        fields::{Faults, Fields},
+        fields::{Faults, Fields, quoted, shown},
     },
 };
 
@@ -229,7 +229,7 @@ impl Strategy {
 
     pub(super) fn report(&self, path: &str, found: &mut Vec<Unsupported>) {
         if let StrategyKind::Unknown(unknown) = &self.kind {
-            found.push(Unsupported { field: format!("{path}.type"), value: format!("{:?}", unknown.kind) });
+            found.push(Unsupported { field: format!("{path}.type"), value: quoted(&unknown.kind) });
         }
         if let Some(mode) = self.window_policy.as_ref().and_then(|window| window.default.as_ref()) {
             mode.report(&format!("{path}.window_policy"), "default", found);
@@ -291,12 +291,18 @@ impl NativeMtpStrategy {
         if let (Some(Proposer::NativeMtp(mtp)), Some(own)) = (source, &layer_indices)
             && mtp.layer_indices != *own
         {
-            let expected = format!("{:?}, the layers of the proposer, or none", mtp.layer_indices);
-            faults.push(BAD, fields.name("layer_indices"), format!("{own:?}"), expected);
+            let expected = format!("{}, the layers of the proposer, or none", some(&mtp.layer_indices));
+            faults.push(BAD, fields.name("layer_indices"), some(own), expected);
         }
         let strategy = Self { proposer, prediction_depth, layer_indices, extra: fields.rest() };
         (faults.0.len() == before).then_some(strategy)
     }
+}
+
+/// The first few layers of a list.
+fn some(layers: &[u32]) -> String {
+    let named: Vec<_> = layers.iter().take(8).map(u32::to_string).collect();
+    format!("[{}{}]", named.join(", "), if layers.len() > named.len() { ", ..." } else { "" })
 }
 
 fn read_ngram(kind: NgramKind, mut fields: Fields, proposers: &Proposers, faults: &mut Faults) -> Option<StrategyKind> {
@@ -346,11 +352,11 @@ fn read_reference(
                 _ => format!("declared are {}", list(proposers.keys())),
             };
             let expected = format!("the id of a proposer of type {kinds_named}; {declared}");
-            faults.push(BAD, fields.name(key), format!("{id:?}"), expected);
+            faults.push(BAD, fields.name(key), quoted(&id), expected);
             None
         }
         Some(Some(proposer)) if !kinds.contains(&proposer.kind()) => {
-            let got = format!("{id:?}, a proposer of type `{}`", proposer.kind());
+            let got = format!("{}, a proposer of type `{}`", quoted(&id), shown(proposer.kind()));
             faults.push(BAD, fields.name(key), got, format!("a proposer of type {kinds_named}"));
             None
         }

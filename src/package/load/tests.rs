@@ -63,6 +63,9 @@ fn broken() -> Vec<(Break, Code, &'static [&'static str])> {
             Code::MissingArtifact, &["`layers/layer-00001.gguf` (`layers[1]`)", "does not exist"]),
         (|p| { fs::remove_file(p.file(LAYER)).unwrap(); fs::create_dir(p.file(LAYER)).unwrap(); },
             Code::ArtifactNotAFile, &["`layers[1]`", "got a directory, expected a regular file"]),
+        #[cfg(unix)]
+        (|p| { fs::remove_file(p.file(LAYER)).unwrap(); drop(std::os::unix::net::UnixListener::bind(p.file(LAYER)).unwrap()); },
+            Code::ArtifactNotAFile, &["`layers[1]`", "got a device, socket or pipe, expected a regular file"]),
         (|p| { let bytes = fs::read(p.file(LAYER)).unwrap(); fs::write(p.file(LAYER), &bytes[..bytes.len() - 1]).unwrap(); },
             Code::ArtifactSizeMismatch, &["`layers[1]`", "truncated: got 575 bytes, expected `artifact_bytes` = 576"]),
         (|p| { let mut bytes = fs::read(p.file(LAYER)).unwrap(); bytes.push(0); fs::write(p.file(LAYER), &bytes).unwrap(); },

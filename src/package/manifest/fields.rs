@@ -11,6 +11,9 @@ use crate::package::{digest::Sha256Digest, issue::Code, path::RelPath};
 pub(crate) struct Faults(pub(crate) Vec<Fault>);
 
 impl Faults {
+    /// More faults than anybody reads; a hostile manifest could have millions.
+    const MAX: usize = 1000;
+
     /// Notes a fault.
     pub(crate) fn push(
         &mut self,
@@ -19,6 +22,9 @@ impl Faults {
         got: impl Into<String>,
         expected: impl Into<String>,
     ) {
+        if self.0.len() >= Self::MAX {
+            return;
+        }
         self.0.push(Fault { code, field: field.into(), got: got.into(), expected: expected.into() });
     }
 }
@@ -221,15 +227,27 @@ impl FromJson for Version {
 
 /// A value in words, short enough for one line.
 pub(crate) fn describe(value: &Value) -> String {
-    const MAX: usize = 80;
     match value {
         Value::Array(items) => format!("a list of {}", items.len()),
         Value::Object(_) => "an object".into(),
-        Value::String(text) => {
-            let short: String = text.chars().take(MAX).collect();
-            let dots = if short.len() < text.len() { "..." } else { "" };
-            format!("{short:?}{dots}")
-        }
+        Value::String(text) => quoted(text),
         scalar => scalar.to_string(),
     }
 }
+
+/// Foreign text in quotes, printable and cut.
+pub(crate) fn quoted(text: &str) -> String {
+    let short: String = text.chars().take(MAX_SHOWN).collect();
+    let dots = if short.len() < text.len() { "..." } else { "" };
+    format!("{short:?}{dots}")
+}
+
+/// Foreign text as part of a name, printable and cut.
+pub(crate) fn shown(text: &str) -> String {
+    let short: String = text.chars().take(MAX_SHOWN).collect();
+    let dots = if short.len() < text.len() { "..." } else { "" };
+    format!("{}{dots}", short.escape_debug())
+}
+
+/// Characters of foreign text in a message.
+const MAX_SHOWN: usize = 80;

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use super::{Fault, ManifestError};
+use super::{Fault, ManifestError, fields::shown};
 use crate::package::issue::Code;
 
 /// Parses `bytes` as one JSON document.
@@ -20,13 +20,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, ManifestError> {
     })?;
     let mut json = serde_json::Deserializer::from_str(text);
     let strict: Strict = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
+        let path = shown_path(&error.path().to_string());
         let error = error.into_inner();
         let place = format!("line {} column {}", error.line(), error.column());
         match error.to_string().strip_prefix(DUPLICATE) {
             Some(key) => {
                 let key = key.split('`').next().unwrap_or_default();
-                let field = if path == "." { key.to_string() } else { format!("{path}.{key}") };
+                let key = shown(key);
+                let field = if path == "." { key } else { format!("{path}.{key}") };
                 fault(Code::DuplicateManifestKey, &field, format!("the key again at {place}"), "each key once".into())
             }
             None => {
@@ -39,6 +40,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, ManifestError> {
         fault(Code::InvalidManifestJson, "model-package.json", error.to_string(), "one json document".into())
     })?;
     Ok(strict.0)
+}
+
+/// A path made of foreign keys, printable and cut at its front, since its end says where.
+fn shown_path(path: &str) -> String {
+    const MAX: usize = 160;
+    let length = path.chars().count();
+    let end: String = path.chars().skip(length.saturating_sub(MAX)).collect();
+    format!("{}{}", if length > MAX { "..." } else { "" }, end.escape_debug())
 }
 
 fn too_large() -> String {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     Extra,
-    fields::{Faults, Fields, describe},
+    fields::{Faults, Fields, quoted},
 };
 use crate::package::{digest::Sha256Digest, issue::Code};
 
@@ -110,7 +110,7 @@ impl SourceFile {
 
 /// Why a model id is no model coordinate, or `None` when it may be one.
 pub(super) fn model_id_fault(id: &str) -> Option<(Code, String, &'static str)> {
-    let got = describe(&Value::String(id.into()));
+    let got = quoted(id);
     if id.trim().is_empty() {
         return Some((Code::EmptyModelId, got, "a model coordinate such as `org/repo:distribution`"));
     }

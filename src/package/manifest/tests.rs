@@ -306,6 +306,45 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Messages quote foreign text: they stay short and printable, whatever it was.
+fn check_messages(error: &ManifestError) {
+    for message in error.faults().map(Fault::to_string).chain([error.to_string()]) {
+        assert!(message.len() < 2000 && !message.contains(char::is_control), "{message:?}");
+    }
+}
+
+#[test]
+fn hostile_text_makes_no_hostile_message() {
+    let nasty = "\u{1b}[31m\n".repeat(100_000);
+    let strategies = json!({nasty.clone(): {"type": "ngram-cache", "proposer": nasty}});
+    let mut value = with("/generation/speculative_decoding", json!({"default": nasty, "strategies": strategies}));
+    value["model_id"] = json!(format!("/{nasty}"));
+    value["skippy_abi_version"] = json!(format!("9.0.0+{}", "a".repeat(100_000)));
+    let error = parse(&value).unwrap_err();
+    assert_eq!(error.faults().count(), 3, "{error:?}");
+    check_messages(&error);
+    let twice = json!({"x": 1}).to_string().replace('x', "\\n\\u001b");
+    let twice = format!("{{{}, {}}}", &twice[1..twice.len() - 1], &twice[1..twice.len() - 1]);
+    let error = Manifest::parse(twice.as_bytes()).unwrap_err();
+    assert_eq!(error.first.code, Code::DuplicateManifestKey);
+    check_messages(&error);
+    let mut generation = with("/generation/policy", json!({nasty.clone(): nasty, "profile": nasty}));
+    generation["generation"]["speculative_decoding"] = json!({"proposers": {nasty.clone(): {"type": nasty}}});
+    let manifest = parse(&generation).unwrap();
+    let unsupported = manifest.generation.unwrap().unsupported();
+    assert_eq!(unsupported.len(), 3);
+    assert!(
+        unsupported.iter().all(|entry| entry.to_string().len() < 500 && !entry.to_string().contains(char::is_control))
+    );
+}
+
+#[test]
+fn a_million_faults_are_not_all_kept() {
+    let mut value = sample();
+    value["layers"] = json!(vec![json!({}); 100_000]);
+    assert_eq!(parse(&value).unwrap_err().faults().count(), 1000);
+}
+
 /// Every place in a JSON value.
 fn pointers(value: &Value, at: String, all: &mut Vec<String>) {
     match value {
@@ -323,8 +362,9 @@ proptest! {
         let mut all = Vec::new();
         pointers(&value, String::new(), &mut all);
         *value.pointer_mut(&all[place.index(all.len())]).unwrap() = new;
-        if let Ok(manifest) = parse(&value) {
-            prop_assert_eq!(Manifest::parse(manifest.to_json().as_bytes()), Ok(manifest.clone()));
+        match parse(&value) {
+            Ok(manifest) => prop_assert_eq!(Manifest::parse(manifest.to_json().as_bytes()), Ok(manifest.clone())),
+            Err(error) => check_messages(&error),
         }
     }
 
@@ -337,7 +377,10 @@ proptest! {
             let i = place.index(bytes.len());
             bytes[i] = byte;
         }
-        let _ = Manifest::parse(&bytes);
-        let _ = Manifest::parse(&bytes[..cut.index(bytes.len())]);
+        for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
+            if let Err(error) = Manifest::parse(bytes) {
+                check_messages(&error);
+            }
+        }
     }
 }
