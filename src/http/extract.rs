@@ -76,14 +76,15 @@ fn plain_words(said: &str) -> String {
     let Some((got, expected)) = said
         .strip_prefix("invalid type: ")
         .or_else(|| said.strip_prefix("invalid value: "))
+        .or_else(|| said.strip_prefix("invalid "))
         .and_then(|rest| rest.rsplit_once(", expected "))
     else {
         return said.to_owned();
     };
     let expected = match expected {
         "f32" | "f64" => "a number",
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
-        "i8" | "i16" | "i32" | "i64" => "an integer",
+        "u32" => "an integer from 0 to 4294967295",
+        "i64" => "a 64-bit integer",
         other => other,
     };
     let got = match got {
@@ -120,7 +121,7 @@ mod tests {
         assert_eq!(message::<Body>(br#"{"temperature":"0.1"}"#), "`temperature` must be a number, got a string");
         assert_eq!(
             message::<Body>(br#"{"max_tokens":-1}"#),
-            "`max_tokens` must be a non-negative integer, got integer `-1`"
+            "`max_tokens` must be an integer from 0 to 4294967295, got integer `-1`"
         );
         assert_eq!(message::<Body>(b"7"), "the request body must be struct Body, got integer `7`");
         assert_eq!(

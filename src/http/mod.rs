@@ -6,6 +6,7 @@
 
 pub mod error;
 mod extract;
+pub mod fields;
 mod metrics;
 mod middleware;
 mod models;
@@ -13,8 +14,11 @@ pub mod openai;
 mod probes;
 mod server;
 mod sse;
-mod tokenize;
+pub mod tokenize;
 mod wire;
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     any::Any,

@@ -9,6 +9,7 @@ use super::{
     AppState,
     error::{ApiError, ErrorCode},
     extract::ApiJson,
+    fields::{Effect::Works, Field},
     wire::wire_struct,
 };
 use crate::text::{TextError, TextModel};
@@ -18,7 +19,7 @@ const INLINE_BYTES: usize = 16 << 10;
 
 wire_struct! {
     /// Body of `POST /tokenize`.
-    pub(super) struct TokenizeRequest {
+    pub struct TokenizeRequest {
         /// The text.
         content: String,
         /// Whether to add what the model expects around a prompt, such as BOS. Default: false.
@@ -32,11 +33,59 @@ wire_struct! {
 
 wire_struct! {
     /// Body of `POST /detokenize`.
-    pub(super) struct DetokenizeRequest {
+    pub struct DetokenizeRequest {
         /// Token ids.
         tokens: Vec<i64>,
     }
 }
+
+/// The documented fields of `POST /tokenize`.
+pub const TOKENIZE_FIELDS: &[Field] = &[
+    Field {
+        name: "content",
+        takes: "string",
+        default: "required",
+        effect: Works("The text."),
+        good: "\"abc\"",
+        bad: &["7", "[]", "{}"],
+    },
+    Field {
+        name: "add_special",
+        takes: "boolean",
+        default: "false",
+        effect: Works("Adds what the model expects around a prompt, such as BOS."),
+        good: "true",
+        bad: &["1", "\"true\""],
+    },
+    Field {
+        name: "parse_special",
+        takes: "boolean",
+        default: "true",
+        effect: Works("Takes control tokens written out in the text as such."),
+        good: "false",
+        bad: &["1", "\"true\""],
+    },
+    Field {
+        name: "with_pieces",
+        takes: "boolean",
+        default: "false",
+        effect: Works(
+            "Answers with `{\"id\", \"piece\"}` for each token; a piece that is not UTF-8 by itself is an array of bytes.",
+        ),
+        good: "true",
+        bad: &["1", "\"true\""],
+    },
+];
+
+/// The documented fields of `POST /detokenize`.
+pub const DETOKENIZE_FIELDS: &[Field] = &[Field {
+    name: "tokens",
+    takes: "array of token ids",
+    default: "required",
+    effect: Works("The tokens; control tokens are written out, bytes that are not UTF-8 become U+FFFD."),
+    good: "[97,98]",
+    bad: &["7", "\"a\"", "[-1]", "[99999]", "[1.5]", "[null]", "[[1]]"],
+}];
 
 /// Answer of `POST /tokenize`.
 #[derive(Debug, Serialize)]

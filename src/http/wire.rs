@@ -111,7 +111,7 @@ mod tests {
 
     wire_struct! {
         /// A test object.
-        pub struct Thing {
+        struct Thing {
             /// A number.
             size: u32,
             /// A word.

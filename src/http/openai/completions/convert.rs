@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
 use super::{
-    types::Logprobs,
+    types::{Alternatives, Logprobs},
     validate::{ValidPrompt, Validated},
 };
 use crate::{
@@ -151,13 +149,16 @@ impl Assembler {
     }
 
     /// The most likely tokens and the chosen one, by name. Of two tokens with one name the likelier is shown.
-    fn alternatives(&self, token: &TokenOut, logprob: f32) -> Map<String, Value> {
-        let mut map = Map::new();
+    fn alternatives(&self, token: &TokenOut, logprob: f32) -> Alternatives {
+        let mut shown: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
         let chosen = (token.id, logprob);
         for (id, logprob) in token.top.iter().copied().chain([chosen]) {
-            map.entry(self.name(id)).or_insert_with(|| logprob.into());
+            let name = self.name(id);
+            if shown.iter().all(|(other, _)| *other != name) {
+                shown.push((name, logprob));
+            }
         }
-        map
+        Alternatives(shown)
     }
 
     /// Text of a token; `bytes:\x..` when it is not text by itself, as OpenAI writes it.

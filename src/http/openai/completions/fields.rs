@@ -2,33 +2,10 @@
 //!
 //! `docs/api.md` has one table row for each entry; a test compares them.
 
-/// What a field does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// It works, as described.
-    Works(&'static str),
-    /// Any value but null is answered with 400 `unsupported_parameter`.
-    Refused(&'static str),
-}
-
-/// One documented field.
-#[derive(Clone, Copy, Debug)]
-pub struct Field {
-    /// Its name, as on the wire.
-    pub name: &'static str,
-    /// JSON type and range.
-    pub takes: &'static str,
-    /// What absence and null mean.
-    pub default: &'static str,
-    /// What it does.
-    pub effect: Effect,
-    /// A JSON value that is accepted; for a refused field one that other servers accept.
-    pub good: &'static str,
-    /// JSON values that are answered with 400 naming the field.
-    pub bad: &'static [&'static str],
-}
-
-use Effect::{Refused, Works};
+use crate::http::fields::{
+    Effect::{Refused, Works},
+    Field,
+};
 
 /// Largest `n` and largest number of choices in all.
 pub const MAX_CHOICES: u32 = 128;

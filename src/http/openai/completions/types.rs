@@ -3,10 +3,9 @@
 use std::fmt;
 
 use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{Map, Value};
 
 use crate::{
     http::wire::wire_struct,
@@ -148,7 +147,7 @@ impl<'de> Deserialize<'de> for Element {
                 Ok(Element::Token(token))
             }
 
-            fn visit_u64<E: serde::de::Error>(self, token: u64) -> Result<Element, E> {
+            fn visit_u64<E: Error>(self, token: u64) -> Result<Element, E> {
                 let unexpected = serde::de::Unexpected::Unsigned(token);
                 i64::try_from(token).map(Element::Token).map_err(|_| E::invalid_value(unexpected, &self))
             }
@@ -217,15 +216,18 @@ impl<'de> Deserialize<'de> for LogitBias {
                 f.write_str("an object from token id to bias, or an array of [token id, bias]")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LogitBias, A::Error> {
-                // Through a map of `i64` keys: serde_json reads them out of the strings.
-                let biases = Vec::from_iter(BiasMap::deserialize(MapAccessDeserializer::new(map))?.0);
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
+                let mut biases = Vec::new();
+                while let Some((key, bias)) = map.next_entry::<String, Option<f64>>()? {
+                    let token = key.parse().map_err(|_| A::Error::custom("has a key that is not a token id"))?;
+                    biases.extend(bias.map(|bias| (token, bias)));
+                }
                 Ok(LogitBias(biases))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<LogitBias, A::Error> {
                 let mut biases = Vec::new();
-                while let Some((token, bias)) = seq.next_element::<(i64, Option<f64>)>()? {
+                while let Some(BiasPair(token, bias)) = seq.next_element()? {
                     biases.extend(bias.map(|bias| (token, bias)));
                 }
                 Ok(LogitBias(biases))
@@ -236,30 +238,31 @@ impl<'de> Deserialize<'de> for LogitBias {
     }
 }
 
-/// A map with token ids as keys, in the order sent.
-struct BiasMap(Vec<(i64, f64)>);
+/// `[id, bias]`.
+struct BiasPair(i64, Option<f64>);
 
-impl<'de> Deserialize<'de> for BiasMap {
+impl<'de> Deserialize<'de> for BiasPair {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MapVisitor;
+        struct PairVisitor;
 
-        impl<'de> Visitor<'de> for MapVisitor {
-            type Value = BiasMap;
+        impl<'de> Visitor<'de> for PairVisitor {
+            type Value = BiasPair;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object from token id to bias")
+                f.write_str("an array of token id and bias")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BiasMap, A::Error> {
-                let mut biases = Vec::new();
-                while let Some((token, bias)) = map.next_entry::<i64, Option<f64>>()? {
-                    biases.extend(bias.map(|bias| (token, bias)));
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<BiasPair, A::Error> {
+                let token = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+                let bias = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+                match seq.next_element::<IgnoredAny>()? {
+                    None => Ok(BiasPair(token, bias)),
+                    Some(_) => Err(A::Error::invalid_length(3, &self)),
                 }
-                Ok(BiasMap(biases))
             }
         }
 
-        deserializer.deserialize_map(MapVisitor)
+        deserializer.deserialize_seq(PairVisitor)
     }
 }
 
@@ -307,9 +310,19 @@ pub struct Logprobs {
     /// Of the tokens; null for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
     /// Most likely tokens at that place, with the chosen one.
-    pub top_logprobs: Vec<Option<Map<String, Value>>>,
+    pub top_logprobs: Vec<Option<Alternatives>>,
     /// Where each token begins in the text, in characters.
     pub text_offset: Vec<usize>,
+}
+
+/// Tokens with their log-probabilities, written as an object in this order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Alternatives(pub Vec<(String, f32)>);
+
+impl Serialize for Alternatives {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, logprob)| (name, logprob)))
+    }
 }
 
 /// `usage`.

@@ -1,0 +1,59 @@
+//! `docs/api.md` holds tables that are made from the code; run with `UPDATE_DOCS=1` to write them.
+
+use crate::http::{
+    error::ErrorCode,
+    fields::{Effect, Field},
+    openai::{UNSUPPORTED, completions::fields::FIELDS},
+    tokenize::{DETOKENIZE_FIELDS, TOKENIZE_FIELDS},
+};
+
+const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api.md");
+
+fn field_table(fields: &[Field]) -> String {
+    let rows = fields.iter().map(|field| {
+        let effect = match field.effect {
+            Effect::Works(text) => text.to_owned(),
+            Effect::Refused(text) => format!("**Refused with 400.** {text}"),
+        };
+        format!("| `{}` | {} | {} | {effect} |\n", field.name, field.takes, field.default)
+    });
+    std::iter::once("| Field | Takes | Default | What it does |\n|---|---|---|---|\n".to_owned()).chain(rows).collect()
+}
+
+fn error_table() -> String {
+    let rows = ErrorCode::ALL.iter().map(|code| {
+        let row = code.row();
+        let retry = row.retry_after.map_or("-".to_owned(), |seconds| format!("`Retry-After: {seconds}`"));
+        format!("| {} | `{}` | `{}` | {retry} | `{}` |\n", row.status, row.kind, row.code, row.metric.label())
+    });
+    let head = "| Status | `type` | `code` | Retry | `class` in metrics |\n|---|---|---|---|---|\n";
+    std::iter::once(head.to_owned()).chain(rows).collect()
+}
+
+fn unsupported_list() -> String {
+    UNSUPPORTED.iter().map(|path| format!("* `{}`\n", path.replace("{*rest}", "…"))).collect()
+}
+
+#[test]
+fn the_documentation_is_made_from_the_tables() {
+    let mut text = std::fs::read_to_string(PATH).unwrap();
+    let tables = [
+        ("completions", field_table(FIELDS)),
+        ("tokenize", field_table(TOKENIZE_FIELDS)),
+        ("detokenize", field_table(DETOKENIZE_FIELDS)),
+        ("errors", error_table()),
+        ("unsupported", unsupported_list()),
+    ];
+    for (name, wanted) in tables {
+        let (open, close) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->"));
+        let (head, rest) = text.split_once(&open).unwrap_or_else(|| panic!("{open}"));
+        let (table, tail) = rest.split_once(&close).unwrap_or_else(|| panic!("{close}"));
+        if std::env::var_os("UPDATE_DOCS").is_none() {
+            assert!(table == wanted, "docs/api.md, table `{name}` differs from the code; expected\n{wanted}");
+        }
+        text = format!("{head}{open}{wanted}{close}{tail}");
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(PATH, text).unwrap();
+    }
+}
