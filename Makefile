@@ -12,6 +12,7 @@ ARGS ?=
 # One profile for everything that includes the engine, so that llama.cpp is compiled once.
 CARGO_FLAGS := --locked --release
 
+.NOTPARALLEL:
 .PHONY: help serve build test fmt clippy test-rust test-doc test-python test-models lint bench setup setup-test clean-cache
 
 help: ## show this list

@@ -148,7 +148,7 @@ def test_echo_with_logprobs_scores_the_prompt(client, model):
 
 
 def test_token_array_prompt_equals_its_text(client, server, model, greedy):
-    status, body = server.post("/tokenize", {"content": PROMPT})
+    status, body = server.post("/tokenize", {"content": PROMPT, "add_special": True})
     assert status == 200
     tokens = body["tokens"]
     assert len(tokens) == greedy.usage.prompt_tokens
