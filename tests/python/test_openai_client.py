@@ -157,6 +157,26 @@ def test_token_array_prompt_equals_its_text(client, server, model, greedy):
     assert answer.usage == greedy.usage
 
 
+def test_n_gives_as_many_choices(client, model):
+    # llama-cpp-python#1906: `n` accepted and ignored, index always 0.
+    request = {"model": model, "prompt": "My favourite", "n": 3, "seed": 5, "max_tokens": 24, "temperature": 1.0}
+    answer = client.completions.create(**request)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.text for choice in answer.choices}) == 3
+    assert answer.usage.completion_tokens <= 72
+
+    streamed = ["", "", ""]
+    for chunk in client.completions.create(stream=True, **request):
+        streamed[chunk.choices[0].index] += text_of(chunk)
+    assert streamed == [choice.text for choice in answer.choices]
+
+
+def test_several_prompts_are_answered_in_order(client, model, greedy):
+    answer = client.completions.create(model=model, prompt=["Two plus two is", PROMPT], **GREEDY)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[1].text == text_of(greedy)
+
+
 def test_logit_bias_bans_a_token(client, server, model, greedy):
     first = client.completions.create(model=model, prompt=PROMPT, temperature=0, max_tokens=1, logprobs=1)
     status, body = server.post("/tokenize", {"content": text_of(first), "add_special": False})
@@ -202,7 +222,7 @@ def error_of(server, kind, status, call):
         ("top_p", {"top_p": 1.5}),
         ("max_tokens", {"max_tokens": -1}),
         ("logprobs", {"logprobs": 6}),
-        ("n", {"n": 2}),
+        ("n", {"n": 0}),
         ("best_of", {"best_of": 3}),
         ("suffix", {"suffix": "the end"}),
         ("stop", {"stop": 7}),
