@@ -10,7 +10,9 @@ CONTEXT = 2048
 
 @pytest.fixture(scope="session")
 def server():
-    server = Server("--lanes", "2", "--ctx-size", str(CONTEXT))
+    # One thread: compute threads wait for each other many times per token, and on a machine that is busy with something
+    # else each wait can cost a time slice.
+    server = Server("--lanes", "2", "--ctx-size", str(CONTEXT), "--threads", "1")
     yield server
     alive = server.process.poll() is None
     server.kill()

@@ -165,16 +165,26 @@ def test_n_gives_as_many_choices(client, model):
     assert len({choice.text for choice in answer.choices}) == 3
     assert answer.usage.completion_tokens <= 72
 
-    streamed = ["", "", ""]
+    texts, finished = {0: "", 1: "", 2: ""}, []
     for chunk in client.completions.create(stream=True, **request):
-        streamed[chunk.choices[0].index] += text_of(chunk)
-    assert streamed == [choice.text for choice in answer.choices]
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        if choice.finish_reason:
+            finished.append(choice.index)
+    assert sorted(finished) == [0, 1, 2]
+    assert len(set(texts.values())) == 3
 
 
-def test_several_prompts_are_answered_in_order(client, model, greedy):
-    answer = client.completions.create(model=model, prompt=["Two plus two is", PROMPT], **GREEDY)
+# The model is sure how these go on. Greedy text of a less certain prompt may differ from run to run when requests share
+# a batch: ggml sums in another order for other batch shapes, and near ties then fall the other way.
+COUNTING = [", ".join(str(number) for number in range(start, start + 6)) + "," for start in (1, 10, 20, 30, 40, 50)]
+
+
+def test_several_prompts_are_answered_in_order(client, model):
+    answer = client.completions.create(model=model, prompt=COUNTING[1:3], temperature=0, max_tokens=12)
     assert [choice.index for choice in answer.choices] == [0, 1]
-    assert answer.choices[1].text == text_of(greedy)
+    assert answer.choices[0].text.startswith(" 16, 17, 18")
+    assert answer.choices[1].text.startswith(" 26, 27, 28")
 
 
 def test_logit_bias_bans_a_token(client, server, model, greedy):
@@ -188,12 +198,12 @@ def test_logit_bias_bans_a_token(client, server, model, greedy):
 
 
 def test_many_at_once_say_what_each_says_alone(client, server, model):
-    prompts = [f"{count} little ducks went out one day," for count in ("Two", "Three", "Four", "Five", "Six", "Seven")]
-    alone = [text_of(client.completions.create(model=model, prompt=prompt, **GREEDY)) for prompt in prompts]
+    request = {"model": model, "temperature": 0, "max_tokens": 12}
+    alone = [text_of(client.completions.create(prompt=prompt, **request)) for prompt in COUNTING]
 
     async def together():
         async with connect(server, openai.AsyncOpenAI) as many:
-            calls = [many.completions.create(model=model, prompt=prompt, **GREEDY) for prompt in prompts]
+            calls = [many.completions.create(prompt=prompt, **request) for prompt in COUNTING]
             return [text_of(answer) for answer in await asyncio.gather(*calls)]
 
     assert asyncio.run(together()) == alone
@@ -294,14 +304,14 @@ def test_closing_a_stream_frees_its_lane(client, server, model):
     assert server.metric("skippy_generation_tokens_total") - tokens_before < 2 * (CONTEXT - 100)
 
 
-def test_closing_a_queued_request_leaves_the_running_ones_alone(client, server, model, greedy):
+def test_closing_a_queued_request_leaves_the_running_ones_alone(server, model):
     # ik_llama.cpp#1929
     async def scenario():
         async with connect(server, openai.AsyncOpenAI) as many:
 
             def start():
                 return many.completions.create(
-                    model=model, prompt=PROMPT, temperature=0, max_tokens=200, stream=True,
+                    model=model, prompt=COUNTING[0], temperature=0, max_tokens=200, stream=True,
                     extra_body={"ignore_eos": True},
                 )
 
@@ -321,4 +331,4 @@ def test_closing_a_queued_request_leaves_the_running_ones_alone(client, server, 
 
     for chunks in asyncio.run(scenario()):
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert "".join(text_of(chunk) for chunk in chunks).startswith(text_of(greedy))
+        assert "".join(text_of(chunk) for chunk in chunks).startswith(" 7, 8, 9, 10,")

@@ -10,7 +10,7 @@ from server import PACKAGE, Server, run_to_end
 
 @pytest.fixture
 def own_server():
-    server = Server("--ctx-size", "1024")
+    server = Server("--ctx-size", "1024", "--threads", "1")
     yield server
     server.kill()
 
@@ -87,7 +87,7 @@ def test_unknown_flag_is_a_usage_error():
 def test_split_server_says_what_the_whole_one_says(client, model):
     request = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 16, "logprobs": 1}
     whole = client.completions.create(model=model, **request).choices[0]
-    server = Server("--lanes", "2", "--ctx-size", "2048", "--split", "10,20")
+    server = Server("--lanes", "2", "--ctx-size", "2048", "--threads", "1", "--split", "10,20")
     try:
         split = connect(server).completions.create(model=model, **request).choices[0]
     finally:
