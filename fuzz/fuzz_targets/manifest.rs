@@ -22,4 +22,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let again = Manifest::parse(manifest.to_json().as_bytes()).expect("what was read can be written and read");
     assert_eq!(again, manifest);
+    for (field, artifact) in manifest.artifacts() {
+        let path = artifact.path.as_str();
+        let leaves = path.split('/').any(|part| matches!(part, "" | "." | ".."));
+        assert!(!leaves && !path.contains(['\\', '\0']), "{field}: {path:?}");
+    }
 });
