@@ -11,11 +11,14 @@ use serde::de::DeserializeOwned;
 
 use super::error::{ApiError, ErrorCode};
 
+/// Bodies up to this long are parsed on the request's own task; longer ones would hold up the others of its thread.
+const INLINE_BYTES: usize = 256 << 10;
+
 /// A request body of type `T`, sent as JSON.
 #[derive(Debug)]
 pub(super) struct ApiJson<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for ApiJson<T> {
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for ApiJson<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -26,7 +29,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for ApiJson<T> {
             }
             _ => ApiError::new(ErrorCode::JsonParse, "the request body ended early"),
         })?;
-        parse(&body).map(Self)
+        if body.len() <= INLINE_BYTES {
+            return parse(&body).map(Self);
+        }
+        let parsed = tokio::task::spawn_blocking(move || parse(&body)).await;
+        parsed.map_err(|_| ApiError::panicked())?.map(Self)
     }
 }
 

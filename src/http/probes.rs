@@ -81,7 +81,8 @@ fn answer(state: &AppState, checked: Result<(), Failed>) -> Response {
 fn liveness(state: &AppState) -> Result<(), Failed> {
     let status = state.serve().status();
     if let Some(failure) = status.failure {
-        return Err(Failed { check: "model", reason: failure });
+        let check = if state.serve().model().is_some() { "engine" } else { "model" };
+        return Err(Failed { check, reason: failure });
     }
     if !matches!(status.phase, Phase::Ready | Phase::Draining) {
         return Ok(());

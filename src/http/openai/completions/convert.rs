@@ -28,11 +28,21 @@ pub struct Planned {
 /// One generation for each choice, in the order of their indices.
 ///
 /// # Errors
-/// When a prompt cannot be tokenized, or has no token.
-pub async fn plan(valid: &Validated, text: &Arc<dyn TextModel>, request_id: &str) -> Result<Vec<Planned>, ApiError> {
+/// When a prompt cannot be tokenized, has no token, or does not fit into `n_ctx` tokens: found out here already, before
+/// the prompt is copied for each choice.
+pub async fn plan(
+    valid: &Validated,
+    text: &Arc<dyn TextModel>,
+    n_ctx: u32,
+    request_id: &str,
+) -> Result<Vec<Planned>, ApiError> {
     let mut planned = Vec::new();
     for prompt in &valid.prompts {
         let tokens = tokens_of(prompt, text).await?;
+        let n_prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        if n_prompt_tokens > n_ctx {
+            return Err(ServeError::ContextLength { n_prompt_tokens, n_ctx }.into());
+        }
         let echo: Option<String> = valid.echo.then(|| match prompt {
             ValidPrompt::Text(text) => text.clone(),
             ValidPrompt::Tokens(tokens) => pieces(text.as_ref(), tokens),
@@ -197,5 +207,89 @@ impl Offsets {
         self.utf8.push(bytes, &mut text);
         self.chars += text.chars().count();
         place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::testing::{BOS, EOG, FIRST_PIECE, FakeText};
+
+    fn assembler(pieces: &[&[u8]], echo: Option<&str>) -> Assembler {
+        let text: Arc<dyn TextModel> = Arc::new(FakeText::with_pieces(pieces.iter().copied()));
+        Assembler::new(text, echo.map(str::to_owned), true)
+    }
+
+    /// Tokens as the scheduler reports them: control tokens have no bytes.
+    fn tokens(assembler: &Assembler, ids: &[i32]) -> Vec<TokenOut> {
+        let token = |&id: &i32| TokenOut {
+            id,
+            bytes: assembler.text.piece(id, false),
+            logprob: Some(-1.0),
+            top: vec![(id, -1.0)],
+        };
+        ids.iter().map(token).collect()
+    }
+
+    fn offsets(output: Output) -> Vec<usize> {
+        match output {
+            Output::Piece(_, Some(logprobs)) => logprobs.text_offset,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn offsets_count_characters_over_events() {
+        let mut assembler = assembler(&[b"a\xc3", b"\xa9b", "ü".as_bytes()], None);
+        let (a, b) = (FIRST_PIECE, FIRST_PIECE + 1);
+        let delta = |text: &str, tokens| Event::Delta { text: text.to_owned(), tokens };
+        let first = delta("aéb", tokens(&assembler, &[a, b]));
+        let second = delta("ü!", tokens(&assembler, &[FIRST_PIECE + 2, EOG, 33]));
+        assert_eq!(offsets(assembler.take(first)), [0, 1]);
+        assert_eq!(offsets(assembler.take(second)), [3, 4, 4]);
+    }
+
+    /// Some tokenizers put a space in front of a text: the prompt shown is the client's, and offsets point into it.
+    #[test]
+    fn offsets_of_an_echo_ignore_the_space_that_the_tokenizer_added() {
+        let mut assembler = assembler(&[b" Hi", b" you"], Some("Hi"));
+        let prompt = Event::Prompt(tokens(&assembler, &[BOS, FIRST_PIECE]));
+        match assembler.take(prompt) {
+            Output::Piece(text, Some(logprobs)) => {
+                assert_eq!(text, "Hi");
+                assert_eq!(logprobs.tokens, ["<bos>", " Hi"]);
+                assert_eq!(logprobs.text_offset, [0, 0]);
+            }
+            other => panic!("{other:?}"),
+        }
+        let delta = Event::Delta { text: " you".to_owned(), tokens: tokens(&assembler, &[FIRST_PIECE + 1]) };
+        assert_eq!(offsets(assembler.take(delta)), [2]);
+    }
+
+    #[test]
+    fn tokens_of_one_name_are_shown_once_with_the_likelier() {
+        let mut assembler = assembler(&[b"x", b"x"], None);
+        let token = TokenOut {
+            id: FIRST_PIECE + 1,
+            bytes: b"x".to_vec(),
+            logprob: Some(-2.0),
+            top: vec![(FIRST_PIECE, -0.5), (33, -1.0)],
+        };
+        let Output::Piece(_, Some(logprobs)) =
+            assembler.take(Event::Delta { text: "x".to_owned(), tokens: vec![token] })
+        else {
+            panic!("no piece");
+        };
+        let wanted = Alternatives(vec![("x".to_owned(), -0.5), ("!".to_owned(), -1.0)]);
+        assert_eq!(logprobs.top_logprobs, [Some(wanted)]);
+    }
+
+    #[test]
+    fn a_generation_that_was_cut_off_is_an_error() {
+        let mut assembler = assembler(&[], None);
+        for reason in [FinishReason::Cancelled, FinishReason::Error] {
+            let event = Event::Done { reason, usage: Usage::default(), timings: Timings::default() };
+            assert!(matches!(assembler.take(event), Output::Failed(_)));
+        }
     }
 }

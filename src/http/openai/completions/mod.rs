@@ -57,7 +57,7 @@ pub(in crate::http) async fn create(
         fields.stream = valid.stream;
         fields.user.clone_from(&valid.user);
     });
-    let planned = convert::plan(&valid, &loaded.text, &request_id).await?;
+    let planned = convert::plan(&valid, &loaded.text, loaded.card.n_ctx, &request_id).await?;
     // When one of several is refused, the receivers of the others are dropped: none of them runs.
     let mut lanes: Vec<Lane> =
         (0..).zip(planned).map(|(index, plan)| submit(&state, index, plan)).collect::<Result<_, _>>()?;
