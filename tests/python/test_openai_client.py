@@ -276,8 +276,10 @@ def test_unknown_route_is_not_found(client):
     assert caught.value.type == "invalid_request_error"
 
 
-def test_server_answers_after_all_that(client, model, greedy):
+def test_server_answers_after_all_that_and_is_idle_then(client, server, model, greedy):
     assert text_of(client.completions.create(model=model, prompt=PROMPT, **GREEDY)) == text_of(greedy)
+    for gauge in ("skippy_lanes_busy", "skippy_requests_in_flight", "skippy_requests_queued", "skippy_kv_cells_used"):
+        server.wait_until(lambda: server.metric(gauge) == 0, f"idle by {gauge}")
 
 
 # -- clients that leave ------------------------------------------------------------------------------------------------
@@ -300,6 +302,7 @@ def test_closing_a_stream_frees_its_lane(client, server, model):
     for stream in streams:
         stream.close()
     server.wait_until(lambda: server.metric("skippy_lanes_busy") == 0, "rid of the closed streams")
+    server.wait_until(lambda: server.metric("skippy_requests_queued") == 0, "rid of the queue")
     assert server.metric("skippy_requests_finished_total", **cancelled) == before + 2
     assert server.metric("skippy_generation_tokens_total") - tokens_before < 2 * (CONTEXT - 100)
 
