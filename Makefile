@@ -53,8 +53,10 @@ lint: setup-test ## licences, duplicates and sources of all dependencies; shell 
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
 
-bench: build test-models ## server against plain decode loops in the same process
-	SKIPPY_TEST_MODELS=$(MODELS) cargo bench $(CARGO_FLAGS:--release=)
+bench: build test-models ## the server and its loading against llama.cpp used the plain way
+	@scripts/package-model.sh smollm2 >/dev/null
+	$(BIN) bench decode .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+	$(BIN) bench load .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf --split 10,20
 
 setup: ## install the build tools that are missing
 	@scripts/setup.sh
