@@ -7,7 +7,10 @@ import openai
 import pytest
 from conftest import CONTEXT, connect
 
-PROMPT = "The three primary colors are"
+# The model is sure how these go on. Greedy text of a less certain prompt may differ from run to run: ggml sums in another
+# order for another batch shape or another place in the KV cache, and near ties then fall the other way.
+PROMPT = "1, 2, 3, 4, 5, 6,"
+COUNTING = [", ".join(str(number) for number in range(start, start + 6)) + "," for start in (1, 10, 20, 30, 40, 50)]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 COMPLETIONS = "/v1/completions"
 
@@ -47,7 +50,7 @@ def test_completion_has_the_shape_and_counts_of_the_api(greedy, model):
     assert usage.prompt_tokens > 3
     assert 0 < usage.completion_tokens <= 24
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    assert "red" in choice.text.lower()
+    assert choice.text.startswith(" 7, 8, 9, 10,")
 
 
 def test_max_tokens_is_kept_and_defaults_to_16(client, model):
@@ -126,8 +129,12 @@ def test_streamed_logprobs_equal_the_others(client, model):
         for chunk in client.completions.create(model=model, prompt=PROMPT, logprobs=2, stream=True, **GREEDY)
         if chunk.choices[0].logprobs
     ]
-    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [value for chunk in chunks for value in getattr(chunk, field)] == getattr(whole, field)
+    joined = {field: [value for chunk in chunks for value in getattr(chunk, field)] for field in whole.model_fields_set}
+    assert joined.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert joined["tokens"] == whole.tokens
+    assert joined["text_offset"] == whole.text_offset
+    assert joined["token_logprobs"] == pytest.approx(whole.token_logprobs, abs=1e-3)
+    assert [list(top) for top in joined["top_logprobs"]] == [list(top) for top in whole.top_logprobs]
 
 
 def test_echo_puts_the_prompt_before_the_answer(client, model, greedy):
@@ -173,11 +180,6 @@ def test_n_gives_as_many_choices(client, model):
             finished.append(choice.index)
     assert sorted(finished) == [0, 1, 2]
     assert len(set(texts.values())) == 3
-
-
-# The model is sure how these go on. Greedy text of a less certain prompt may differ from run to run when requests share
-# a batch: ggml sums in another order for other batch shapes, and near ties then fall the other way.
-COUNTING = [", ".join(str(number) for number in range(start, start + 6)) + "," for start in (1, 10, 20, 30, 40, 50)]
 
 
 def test_several_prompts_are_answered_in_order(client, model):
@@ -314,7 +316,7 @@ def test_closing_a_queued_request_leaves_the_running_ones_alone(server, model):
 
             def start():
                 return many.completions.create(
-                    model=model, prompt=COUNTING[0], temperature=0, max_tokens=200, stream=True,
+                    model=model, prompt=PROMPT, temperature=0, max_tokens=200, stream=True,
                     extra_body={"ignore_eos": True},
                 )
 
