@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     sync::{
+        Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -20,6 +21,9 @@ use crate::{
     gguf::{GgmlType, GgufFile},
     package::Sha256Digest,
 };
+
+/// Threads that wait for the disk. A disk commits several files in about the time of one.
+const SYNCERS: usize = 4;
 
 /// What is to be written from what.
 pub(super) struct Job<'a> {
@@ -49,8 +53,9 @@ impl Job<'_> {
         let pool = pool.build().map_err(|error| WriteError::Threads { jobs, error })?;
         // Syncing waits for the disk while the others compute.
         let (to_sync, pending) = mpsc::channel::<Pending>();
+        let pending = Mutex::new(pending);
         std::thread::scope(|scope| {
-            let syncer = scope.spawn(move || pending.into_iter().try_for_each(install));
+            let syncers: Vec<_> = (0..SYNCERS).map(|_| scope.spawn(|| install_all(&pending))).collect();
             let results = pool.install(|| {
                 rayon::join(
                     || {
@@ -63,7 +68,11 @@ impl Job<'_> {
                 )
             });
             drop(to_sync);
-            let synced = syncer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let synced = syncers.into_iter().map(|syncer| match syncer.join() {
+                Ok(synced) => synced,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            let synced = synced.collect::<Vec<_>>().into_iter().collect::<Result<Vec<()>, _>>();
             let (digests, done) = (results.0?, results.1?);
             synced?;
             Ok((digests, done))
@@ -142,6 +151,21 @@ impl Job<'_> {
             return Err(differs("(all)", format!("{} tensors", gguf.tensors.len()), plan.pieces.len().to_string()));
         }
         Ok(())
+    }
+}
+
+/// Installs files until no more are coming.
+fn install_all(pending: &Mutex<mpsc::Receiver<Pending>>) -> Result<(), TransferError> {
+    loop {
+        // The lock is given back before the disk is waited for.
+        let next = match pending.lock() {
+            Ok(pending) => pending.recv(),
+            Err(_) => return Ok(()),
+        };
+        match next {
+            Ok(next) => install(next)?,
+            Err(mpsc::RecvError) => return Ok(()),
+        }
     }
 }
 
