@@ -40,6 +40,9 @@ pub struct Family {
 
 const FAMILIES: &[Family] = &[
     Family { arch: "llama", cuts: CutRule::Every, embedding: EmbeddingScale::One },
+    Family { arch: "qwen2", cuts: CutRule::Every, embedding: EmbeddingScale::One },
+    Family { arch: "qwen3", cuts: CutRule::Every, embedding: EmbeddingScale::One },
+    Family { arch: "qwen3moe", cuts: CutRule::Every, embedding: EmbeddingScale::One },
     Family { arch: "gemma3", cuts: CutRule::MultipleOf(6), embedding: EmbeddingScale::SqrtWidth },
     Family { arch: "glm-dsa", cuts: CutRule::FullIndexerLayers, embedding: EmbeddingScale::One },
 ];
