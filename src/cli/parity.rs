@@ -148,7 +148,7 @@ pub fn run(args: &ParityArgs) -> anyhow::Result<ExitCode> {
         false => args.cuts.iter().map(|cut| allowed(*cut).map(|()| *cut)).collect::<Result<_, _>>()?,
     };
     let options = LlamaStageOptions {
-        n_ctx: 512,
+        n_ctx_seq: 512,
         n_batch: 512,
         n_seq_max: 1,
         cache_type_k: args.cache_type.into(),

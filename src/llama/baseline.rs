@@ -16,7 +16,7 @@ use std::{
 /// How the plain loop is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct BaselineOptions {
-    /// KV rows for all sequences together.
+    /// KV rows for all sequences together; each has its share.
     pub n_ctx: u32,
     /// Rows of one `llama_decode` at most.
     pub n_batch: u32,
@@ -67,7 +67,6 @@ impl Baseline {
             params.n_batch = options.n_batch;
             params.n_ubatch = options.n_batch;
             params.n_seq_max = options.n_seq_max;
-            params.kv_unified = true;
             params.n_threads = i32::try_from(options.n_threads).unwrap_or(1);
             params.n_threads_batch = params.n_threads;
             if options.exact {

@@ -23,8 +23,8 @@ pub enum KvType {
 /// How a context is made.
 #[derive(Clone, Copy, Debug)]
 pub struct ContextOptions {
-    /// KV rows that all sequences share.
-    pub n_ctx: u32,
+    /// KV rows of one sequence. llama.cpp rounds up.
+    pub n_ctx_seq: u32,
     /// Rows of one forward pass at most.
     pub n_batch: u32,
     /// Sequences.
@@ -78,11 +78,11 @@ impl Context {
         let mut capture = options.capture_layer.map(|layer| Capture::new(layer, model.n_embd()));
         // SAFETY: returns a plain struct.
         let mut params = unsafe { sys::llama_context_default_params() };
-        params.n_ctx = options.n_ctx;
+        params.n_ctx = options.n_ctx_seq.saturating_mul(options.n_seq_max);
         params.n_batch = options.n_batch;
-        // One micro-batch and one KV stream for all sequences: rows leave the graph in the order they entered.
+        // A batch is never cut into smaller ones, and each sequence has its own KV cells.
         params.n_ubatch = options.n_batch;
-        params.kv_unified = true;
+        params.kv_unified = false;
         params.n_seq_max = options.n_seq_max;
         params.n_threads = i32::try_from(pool.n_threads()).unwrap_or(1);
         params.n_threads_batch = params.n_threads;
@@ -101,10 +101,10 @@ impl Context {
         Ok(Self { ptr, capture, batch: BatchArrays::default(), n_outputs: 0, model, pool })
     }
 
-    /// KV rows that the context really has (llama.cpp rounds up).
-    pub fn n_ctx(&self) -> u32 {
+    /// KV rows that one sequence really has.
+    pub fn n_ctx_seq(&self) -> u32 {
         // SAFETY: the context is alive.
-        unsafe { sys::llama_n_ctx(self.ptr.as_ptr()) }
+        unsafe { sys::llama_n_ctx_seq(self.ptr.as_ptr()) }
     }
 
     /// The model.
@@ -234,13 +234,23 @@ impl Context {
         if done { Ok(()) } else { Err(LlamaError::Memory { seq, what: "remove its end" }) }
     }
 
-    /// Makes rows `0..n_rows` of `from` also rows of `to`, sharing the cells. `to` must be empty.
-    pub fn copy(&mut self, from: u32, to: u32, n_rows: u32) {
-        // SAFETY: the context is alive; llama.cpp checks the ids against its own limit, `check` against ours.
+    /// Makes the rows of `from` also the rows of `to`, which must be empty. Between streams llama.cpp copies whole
+    /// sequences only, and asserts on that.
+    ///
+    /// # Errors
+    /// When a sequence does not exist.
+    pub fn copy(&mut self, from: u32, to: u32) -> Result<(), LlamaError> {
+        // SAFETY: the context is alive.
+        let n_seq_max = unsafe { sys::llama_n_seq_max(self.ptr.as_ptr()) };
+        if let Some(seq) = [from, to].into_iter().find(|seq| *seq >= n_seq_max) {
+            return Err(LlamaError::Memory { seq, what: "copy it" });
+        }
+        // SAFETY: the context is alive, both sequences exist, -1 to -1 is the whole sequence.
         unsafe {
             let memory = sys::llama_get_memory(self.ptr.as_ptr());
-            sys::llama_memory_seq_cp(memory, seq_id(from), seq_id(to), 0, seq_id(n_rows));
+            sys::llama_memory_seq_cp(memory, seq_id(from), seq_id(to), -1, -1);
         }
+        Ok(())
     }
 }
 

@@ -46,7 +46,7 @@ impl Limits {
         Ok(Self {
             lanes,
             max_queue: options.max_queue.unwrap_or(lanes.saturating_mul(8).clamp(16, 256)),
-            ctx_per_request: options.ctx_per_request.unwrap_or(shape.n_ctx / lanes).clamp(1, shape.n_ctx),
+            ctx_per_request: options.ctx_per_request.unwrap_or(shape.n_ctx / lanes).clamp(1, shape.n_ctx_seq),
             kv_rows: shape.n_ctx,
             n_vocab: text.n_vocab(),
         })

@@ -264,6 +264,7 @@ impl FakeEngine {
             n_embd: 8,
             n_vocab: text.n_vocab() as usize,
             n_ctx,
+            n_ctx_seq: n_ctx,
             n_seq_max: lanes,
             n_batch,
         };

@@ -59,6 +59,7 @@ impl LocalChain {
                     ("layer count", u64::from(shape.layer_count)),
                     ("hidden width", shape.n_embd as u64),
                     ("kv rows", u64::from(shape.n_ctx)),
+                    ("kv rows of a sequence", u64::from(shape.n_ctx_seq)),
                     ("sequences", u64::from(shape.n_seq_max)),
                     ("batch rows", u64::from(shape.n_batch)),
                 ]

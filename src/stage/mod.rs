@@ -64,8 +64,10 @@ pub struct StageShape {
     pub n_embd: usize,
     /// Columns of a logits row; 0 when the stage does not own the output boundary.
     pub n_vocab: usize,
-    /// KV rows that all sequences share.
+    /// KV rows of all sequences together.
     pub n_ctx: u32,
+    /// KV rows of one sequence at most.
+    pub n_ctx_seq: u32,
     /// Sequences the engine can hold.
     pub n_seq_max: u32,
     /// Rows of one forward pass at most.
@@ -96,7 +98,7 @@ pub enum StageError {
     KvFull {
         /// Rows in the refused batch.
         rows: usize,
-        /// Capacity of the cache.
+        /// Capacity of the cache, or of a sequence's part of it.
         n_ctx: u32,
     },
     /// The engine failed; the stage's state is unknown and every sequence must be dropped.
@@ -160,8 +162,8 @@ pub(crate) fn check_rows(rows: &[Row], shape: &StageShape, held: impl Fn(SeqId) 
                 row.pos, row.seq.0
             )));
         }
-        if row.pos >= shape.n_ctx {
-            return Err(StageError::KvFull { rows: rows.len(), n_ctx: shape.n_ctx });
+        if row.pos >= shape.n_ctx_seq {
+            return Err(StageError::KvFull { rows: rows.len(), n_ctx: shape.n_ctx_seq });
         }
     }
     Ok(())

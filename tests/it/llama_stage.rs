@@ -10,7 +10,7 @@ use skippy_stage::{
     package::{LayerRange, Verify},
     stage::{
         Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput,
-        llama::{LlamaStage, LlamaStageOptions},
+        llama::LlamaStage,
         local_chain::LocalChain,
     },
     text::TextModel as _,
@@ -155,10 +155,9 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
 #[test]
 fn llama_cpp_23652_a_full_cache_is_an_error_and_the_others_go_on() {
     let model = model();
-    let small = LlamaStageOptions { n_ctx: 256, n_batch: 64, ..options() };
     for cuts in [&[][..], &[3]] {
-        let mut engine = chain(&model.package, cuts, &small, &pool()).unwrap();
-        let capacity = engine.shape().n_ctx;
+        let mut engine = chain(&model.package, cuts, &options(), &pool()).unwrap();
+        let capacity = engine.shape().n_ctx_seq;
         logits(&mut engine, 1, 0, &PROMPT);
         let mut pos = 0;
         let error = loop {

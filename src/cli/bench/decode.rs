@@ -117,7 +117,7 @@ fn measure(args: &DecodeArgs, lanes: u32, runtime: &tokio::runtime::Runtime) -> 
     let mut plain = Baseline::load(
         &args.gguf,
         &BaselineOptions {
-            n_ctx: config.kv_rows.unwrap_or(0),
+            n_ctx: config.ctx_size.unwrap_or(0) * lanes,
             n_batch: config.batch_size,
             n_seq_max: lanes,
             n_threads: config.threads,
@@ -166,7 +166,6 @@ fn config(args: &DecodeArgs, lanes: u32) -> anyhow::Result<ServeConfig> {
         package: Some(args.package.clone()),
         lanes: Some(lanes),
         ctx_size: Some(ctx_size),
-        kv_rows: Some(ctx_size * lanes),
         threads: args.threads,
         ..ServeFlags::default()
     };

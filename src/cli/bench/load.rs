@@ -138,7 +138,7 @@ fn open_and_load(args: &LoadArgs, range: LayerRange, pool: &Arc<Threadpool>) -> 
 
 fn options(args: &LoadArgs) -> LlamaStageOptions {
     LlamaStageOptions {
-        n_ctx: args.ctx_size,
+        n_ctx_seq: args.ctx_size,
         n_batch: args.ctx_size.min(512),
         n_seq_max: 1,
         cache_type_k: KvType::F16,
@@ -152,7 +152,7 @@ fn plain(args: &LoadArgs) -> anyhow::Result<Baseline> {
     let options = options(args);
     Ok(Baseline::load(
         &args.gguf,
-        &BaselineOptions { n_ctx: options.n_ctx, n_batch: options.n_batch, n_seq_max: 1, n_threads: 2, exact: false },
+        &BaselineOptions { n_ctx: options.n_ctx_seq, n_batch: options.n_batch, n_seq_max: 1, n_threads: 2, exact: false },
     )?)
 }
 

@@ -57,9 +57,6 @@ pub struct ServeFlags {
     /// Tokens of one request, prompt and answer together; the model's own length up to 4096 by default
     #[arg(long, env = "SKIPPY_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
-    /// KV rows that all lanes share; ctx-size times lanes by default
-    #[arg(long, env = "SKIPPY_KV_ROWS", value_name = "ROWS")]
-    pub kv_rows: Option<u32>,
     /// Requests that run together [default: 4]
     #[arg(long, env = "SKIPPY_LANES", value_name = "N")]
     pub lanes: Option<u32>,
@@ -126,9 +123,6 @@ pub struct ServeConfig {
     /// Tokens of one request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ctx_size: Option<u32>,
-    /// KV rows that all lanes share.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kv_rows: Option<u32>,
     /// Requests that run together.
     pub lanes: u32,
     /// Requests that may wait.
@@ -217,7 +211,7 @@ impl ServeFlags {
 
     /// These flags, and those of `file` where none is set.
     pub fn or(self, file: Self) -> Self {
-        first_of!(self, file; package, layers, split, bind, model_name, ctx_size, kv_rows, lanes, max_queue, batch_size,
+        first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
             threads, cache_type_k, cache_type_v, gpu_layers, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
             keepalive, drain_delay, shutdown_timeout, log_format)
     }
@@ -248,7 +242,6 @@ impl ServeFlags {
             bind: self.bind.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9337))),
             model_name: self.model_name,
             ctx_size: within_opt("ctx-size", self.ctx_size, 1, 1 << 24)?,
-            kv_rows: within_opt("kv-rows", self.kv_rows, 1, 1 << 28)?,
             lanes: within("lanes", self.lanes.unwrap_or(4), 1, 256)?,
             max_queue: within_opt("max-queue", self.max_queue, 1, 1 << 20)?,
             batch_size: within("batch-size", self.batch_size.unwrap_or(512), 1, 1 << 16)?,

@@ -147,10 +147,9 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let metadata = files.first().map(|files| files.metadata.gguf().metadata.clone()).unwrap_or_default();
     let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
-    let n_ctx = config.kv_rows.unwrap_or_else(|| ctx_size.saturating_mul(config.lanes)).max(ctx_size);
     let options = LlamaStageOptions {
-        n_ctx,
-        n_batch: config.batch_size.min(n_ctx),
+        n_ctx_seq: ctx_size,
+        n_batch: config.batch_size,
         n_seq_max: config.lanes,
         cache_type_k: config.cache_type_k.into(),
         cache_type_v: config.cache_type_v.into(),

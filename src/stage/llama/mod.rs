@@ -4,6 +4,7 @@
 //! stage; [`crate::llama::Context`] captures the last layer's rows where the range ends before the output head.
 
 mod embedder;
+mod groups;
 mod virtual_gguf;
 
 use super::{
@@ -16,13 +17,14 @@ use crate::{
     package::StageFiles,
 };
 use embedder::Embedder;
+use groups::Member;
 use std::sync::Arc;
 
 /// How a stage is loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct LlamaStageOptions {
-    /// KV rows that all sequences share.
-    pub n_ctx: u32,
+    /// KV rows of one sequence. llama.cpp rounds up to a multiple of 256.
+    pub n_ctx_seq: u32,
     /// Rows of one forward pass at most.
     pub n_batch: u32,
     /// Sequences.
@@ -109,7 +111,17 @@ pub struct LlamaStage {
     shape: StageShape,
     context: Context,
     embedder: Option<Embedder>,
+    can_forget: bool,
     rows_held: Vec<u32>,
+    pass: Pass,
+    output: Vec<f32>,
+}
+
+/// The per-row arrays of one pass, reused.
+#[derive(Default)]
+struct Pass {
+    tokens: Vec<i32>,
+    hidden: Vec<f32>,
     pos: Vec<i32>,
     seq: Vec<u32>,
     output: Vec<i8>,
@@ -161,7 +173,7 @@ impl LlamaStage {
             Arc::new(model),
             pool,
             &ContextOptions {
-                n_ctx: options.n_ctx,
+                n_ctx_seq: options.n_ctx_seq,
                 n_batch: options.n_batch,
                 n_seq_max: options.n_seq_max,
                 cache_type_k: options.cache_type_k,
@@ -175,12 +187,15 @@ impl LlamaStage {
             layer_count,
             n_embd: model.n_embd(),
             n_vocab: if owns_output { model.n_vocab() } else { 0 },
-            n_ctx: context.n_ctx(),
+            n_ctx: context.n_ctx_seq().saturating_mul(options.n_seq_max),
+            n_ctx_seq: context.n_ctx_seq(),
             n_seq_max: options.n_seq_max,
             n_batch: options.n_batch,
         };
+        let can_forget = !model.is_recurrent_or_hybrid();
         let rows_held = vec![0; options.n_seq_max as usize];
-        Ok(Self { shape, context, embedder, rows_held, pos: Vec::new(), seq: Vec::new(), output: Vec::new() })
+        let (pass, output) = (Pass::default(), Vec::new());
+        Ok(Self { shape, context, embedder, can_forget, rows_held, pass, output })
     }
 
     /// The model's vocabulary; `None` for a stage that does not own the output, which is loaded without one.
@@ -207,29 +222,121 @@ impl LlamaStage {
         super::check_rows(batch.rows, &self.shape, |seq| self.n_rows(seq))
     }
 
-    fn run(&mut self, batch: &StageBatch<'_>) -> Result<(), StageError> {
-        self.pos.clear();
-        self.pos.extend(batch.rows.iter().map(|row| row.pos as i32));
-        self.seq.clear();
-        self.seq.extend(batch.rows.iter().map(|row| row.seq.0));
-        self.output.clear();
+    /// One pass over the rows of `group`.
+    fn run(&mut self, batch: &StageBatch<'_>, group: &[Member]) -> Result<(), StageError> {
         // A stage that hands rows on needs them all: llama.cpp drops rows without output before the last layer.
         let every_row = !self.shape.owns_output();
-        self.output.extend(batch.rows.iter().map(|row| i8::from(every_row || row.output)));
-
-        let input = match (batch.input, &mut self.embedder) {
-            (StageInput::Tokens(tokens), Some(embedder)) => {
+        let n_embd = self.shape.n_embd;
+        self.pass.clear();
+        for member in group {
+            let (seq, pos, output) = match member {
+                Member::Row(index) => {
+                    let row = batch.rows[*index];
+                    (row.seq, row.pos, every_row || row.output)
+                }
+                Member::Bridge(seq) => (*seq, self.n_rows(*seq), every_row),
+            };
+            self.pass.push(seq, pos, output);
+            match (&batch.input, member) {
+                (StageInput::Tokens(tokens), Member::Row(index)) => self.pass.tokens.push(tokens[*index]),
+                (StageInput::Tokens(_), Member::Bridge(_)) => self.pass.tokens.push(0),
+                (StageInput::Hidden(rows), Member::Row(index)) => {
+                    self.pass.hidden.extend_from_slice(&rows[index * n_embd..(index + 1) * n_embd]);
+                }
+                (StageInput::Hidden(_), Member::Bridge(_)) => self.pass.hidden.resize(self.pass.hidden.len() + n_embd, 0.0),
+            }
+        }
+        let Pass { tokens, hidden, pos, seq, output } = &mut self.pass;
+        let input = match (&batch.input, &mut self.embedder) {
+            (StageInput::Tokens(_), Some(embedder)) => {
                 let rows = embedder.embed(tokens).map_err(|e| StageError::InvalidBatch(e.to_string()))?;
                 DecodeInput::Embeddings(rows)
             }
-            (StageInput::Tokens(tokens), None) => DecodeInput::Tokens(tokens),
-            (StageInput::Hidden(rows), _) => DecodeInput::Embeddings(rows),
+            (StageInput::Tokens(_), None) => DecodeInput::Tokens(tokens),
+            (StageInput::Hidden(_), _) => DecodeInput::Embeddings(hidden),
         };
-        self.context.decode(input, &mut self.pos, &self.seq, &mut self.output).map_err(|error| match error {
-            LlamaError::KvFull => StageError::KvFull { rows: batch.rows.len(), n_ctx: self.shape.n_ctx },
+        self.context.decode(input, pos, seq, output).map_err(|error| match error {
+            LlamaError::KvFull => StageError::KvFull { rows: batch.rows.len(), n_ctx: self.shape.n_ctx_seq },
             LlamaError::Batch(what) => StageError::InvalidBatch(what),
             other => StageError::Engine(other.to_string()),
+        })?;
+        group.iter().try_for_each(|member| match member {
+            Member::Row(_) => Ok(()),
+            Member::Bridge(seq) => self.forget(*seq, self.n_rows(*seq)),
         })
+    }
+
+    fn forget(&mut self, seq: SeqId, n_keep: u32) -> Result<(), StageError> {
+        self.context.remove_from(seq.0, n_keep).map_err(|e| StageError::Engine(e.to_string()))
+    }
+
+    /// Runs group after group and puts their output rows into batch order.
+    fn run_groups(&mut self, batch: &StageBatch<'_>, groups: &[Vec<Member>]) -> Result<(), StageError> {
+        let owns_output = self.shape.owns_output();
+        let width = if owns_output { self.shape.n_vocab } else { self.shape.n_embd };
+        // Where the output of each row goes, in rows.
+        let mut n_outputs = 0;
+        let places: Vec<Option<usize>> = batch
+            .rows
+            .iter()
+            .map(|row| {
+                let wanted = !owns_output || row.output;
+                n_outputs += usize::from(wanted);
+                wanted.then(|| n_outputs - 1)
+            })
+            .collect();
+        let mut output = std::mem::take(&mut self.output);
+        output.resize(n_outputs * width, 0.0);
+        for (done, group) in groups.iter().enumerate() {
+            if let Err(error) = self.run(batch, group) {
+                self.take_back(batch, &groups[..done])?;
+                return Err(error);
+            }
+            let from = if owns_output { self.context.logits() } else { self.context.hidden() };
+            let mut from = from.chunks_exact(width.max(1));
+            for member in group {
+                match member {
+                    Member::Row(index) => {
+                        let Some(place) = places[*index] else { continue };
+                        let row = from.next().ok_or_else(|| StageError::Engine("a row of output is missing".into()))?;
+                        output[place * width..(place + 1) * width].copy_from_slice(row);
+                    }
+                    // Gives a row exactly when every row does.
+                    Member::Bridge(_) if !owns_output => drop(from.next()),
+                    Member::Bridge(_) => {}
+                }
+            }
+        }
+        self.output = output;
+        Ok(())
+    }
+
+    /// Undoes the groups that were done before one failed, so that a refused batch changes nothing.
+    fn take_back(&mut self, batch: &StageBatch<'_>, done: &[Vec<Member>]) -> Result<(), StageError> {
+        for member in done.iter().flatten() {
+            if let Member::Row(index) = member {
+                let seq = batch.rows[*index].seq;
+                self.forget(seq, self.n_rows(seq))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pass {
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.hidden.clear();
+        self.pos.clear();
+        self.seq.clear();
+        self.output.clear();
+    }
+
+    fn push(&mut self, seq: SeqId, pos: u32, output: bool) {
+        self.seq.push(seq.0);
+        // `check_rows` keeps positions below `n_ctx_seq`, which llama.cpp counts in 31 bits.
+        self.pos.push(i32::try_from(pos).unwrap_or(i32::MAX));
+        self.output.push(i8::from(output));
     }
 }
 
@@ -240,13 +347,23 @@ impl StageEngine for LlamaStage {
 
     fn forward(&mut self, batch: &StageBatch<'_>) -> Result<StageOutput<'_>, StageError> {
         self.check(batch)?;
-        self.run(batch)?;
+        // Bridging rows count towards the batch that llama.cpp sees.
+        let room = (self.shape.n_batch as usize).saturating_sub(batch.rows.len());
+        let groups = groups::groups(batch.rows, self.can_forget && room >= self.shape.n_seq_max as usize);
+        let whole = groups::is_whole_batch(&groups);
+        if whole {
+            self.run(batch, &groups[0])?;
+        } else {
+            self.run_groups(batch, &groups)?;
+        }
         for Row { seq, .. } in batch.rows {
             self.rows_held[seq.0 as usize] += 1;
         }
-        Ok(match self.shape.owns_output() {
-            true => StageOutput::Logits(self.context.logits()),
-            false => StageOutput::Hidden(self.context.hidden()),
+        Ok(match (self.shape.owns_output(), whole) {
+            (true, true) => StageOutput::Logits(self.context.logits()),
+            (true, false) => StageOutput::Logits(&self.output),
+            (false, true) => StageOutput::Hidden(self.context.hidden()),
+            (false, false) => StageOutput::Hidden(&self.output),
         })
     }
 
@@ -256,7 +373,7 @@ impl StageEngine for LlamaStage {
         if n_keep > 0 && n_keep >= self.n_rows(seq) {
             return Ok(());
         }
-        self.context.remove_from(seq.0, n_keep).map_err(|e| StageError::Engine(e.to_string()))?;
+        self.forget(seq, n_keep)?;
         self.rows_held[seq.0 as usize] = n_keep;
         Ok(())
     }
@@ -271,9 +388,13 @@ impl StageEngine for LlamaStage {
                 from.0, to.0
             )));
         }
-        self.context.remove_from(to.0, 0).map_err(|e| StageError::Engine(e.to_string()))?;
-        self.context.copy(from.0, to.0, n_rows);
-        self.rows_held[to.0 as usize] = n_rows;
+        self.forget(to, 0)?;
+        self.rows_held[to.0 as usize] = 0;
+        if n_rows > 0 {
+            self.context.copy(from.0, to.0).map_err(|e| StageError::Engine(e.to_string()))?;
+            self.rows_held[to.0 as usize] = held;
+            self.truncate(to, n_rows)?;
+        }
         Ok(())
     }
 

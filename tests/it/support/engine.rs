@@ -14,7 +14,7 @@ pub(crate) fn pool() -> Arc<Threadpool> {
 /// Small limits; F16 cache.
 pub(crate) fn options() -> LlamaStageOptions {
     LlamaStageOptions {
-        n_ctx: 256,
+        n_ctx_seq: 256,
         n_batch: 64,
         n_seq_max: 4,
         cache_type_k: KvType::F16,
