@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 //!
 //! [`fields`] lists what a request may hold, [`types`] parses it, [`validate`](mod@validate) checks it, [`convert`]
-//! makes generations of it, and this file or [`stream`] answers.
+//! makes generations of it, and this file or `stream` answers.
 
 pub mod convert;
 pub mod fields;
