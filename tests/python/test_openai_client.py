@@ -7,8 +7,8 @@ import openai
 import pytest
 from conftest import CONTEXT, connect
 
-# The model is sure how these go on. Greedy text of a less certain prompt may differ from run to run: ggml sums in another
-# order for another batch shape or another place in the KV cache, and near ties then fall the other way.
+# The model is sure how these go on. Greedy text of a less certain prompt may differ when requests share a batch: ggml may
+# sum in another order for another number of rows, and near ties then fall the other way.
 PROMPT = "1, 2, 3, 4, 5, 6,"
 COUNTING = [", ".join(str(number) for number in range(start, start + 6)) + "," for start in (1, 10, 20, 30, 40, 50)]
 GREEDY = {"temperature": 0, "max_tokens": 24}

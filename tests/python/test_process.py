@@ -86,7 +86,6 @@ def test_unknown_flag_is_a_usage_error():
 
 def test_split_server_says_what_the_whole_one_says():
     def logprobs(*args):
-        # Fresh processes: bits are equal for equal places in the KV cache.
         server = Server("--lanes", "2", "--ctx-size", "2048", "--threads", "1", *args)
         try:
             client = connect(server)
