@@ -30,7 +30,7 @@ fn name_the_commit() {
 mod engine {
     use std::{env, path::PathBuf};
 
-    const SOURCES: [&str; 3] = ["kernels/guard.cpp", "kernels/segments.cpp", "kernels/logits.cpp"];
+    const SOURCES: [&str; 2] = ["kernels/guard.cpp", "kernels/segments.cpp"];
     const HEADER: &str = "kernels/skippy_kernels.h";
 
     pub(crate) fn build() {

@@ -1,11 +1,10 @@
 // The C face of skippy-stage's own C++ code. bindgen reads this header; src/kernels.rs and src/llama/ call it.
 //
-// Three things live here because Rust cannot do them over the plain C API:
+// Two things live here because Rust cannot do them over the plain C API:
 //   * guarded calls: an exception that llama.cpp throws must never unwind into Rust, so each call that may throw is
 //     wrapped, and its text comes back in a buffer;
 //   * a read-only FILE over memory segments, which lets llama.cpp read a GGUF that exists only as a header in memory
-//     and mapped fragments behind it;
-//   * row kernels over logits.
+//     and mapped fragments behind it.
 
 #ifndef SKIPPY_KERNELS_H
 #define SKIPPY_KERNELS_H
@@ -80,14 +79,6 @@ struct skippy_segment {
 // Opens the concatenation of the segments for reading. The table is copied; the bytes are not, and must outlive the
 // FILE. Close with fclose. NULL with errno set on failure, or when the platform has neither fopencookie nor funopen.
 FILE * skippy_segments_open(const struct skippy_segment * segments, size_t n_segments);
-
-// ---- row kernels ------------------------------------------------------------------------------------------------
-
-// Index of the largest element of row[0..n], the lowest index on ties. -1 when n is 0 or an element is NaN.
-int64_t skippy_argmax(const float * row, size_t n);
-
-// log(sum(exp(row[i]))), accumulated in double. NaN when an element is NaN, -inf when n is 0.
-double skippy_log_sum_exp(const float * row, size_t n);
 
 #ifdef __cplusplus
 }

@@ -11,9 +11,9 @@ pub mod serve;
 use std::{io::IsTerminal as _, process::ExitCode};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-/// Log lines to stderr, filtered by `RUST_LOG` (info by default), coloured on a terminal unless `NO_COLOR` is set.
-pub fn init_logging(json: bool) {
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+/// Log lines to stderr, filtered by `RUST_LOG` (`level` and worse by default), coloured on a terminal unless `NO_COLOR` is set.
+pub fn init_logging(json: bool, level: LevelFilter) {
+    let filter = EnvFilter::builder().with_default_directive(level.into()).from_env_lossy();
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second call in one process (tests) keeps the first subscriber.
     let _ = if json {

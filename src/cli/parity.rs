@@ -17,6 +17,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use tracing_subscriber::filter::LevelFilter;
 
 use super::serve::config::CacheType;
 
@@ -117,7 +118,7 @@ fn logits(chain: &mut LocalChain, prompt: &[i32]) -> anyhow::Result<Vec<f32>> {
     let mut all = output(chain, &StageBatch { input: StageInput::Tokens(prompt), rows: &rows })?;
     for step in 0..STEPS as usize {
         let last = all.len().checked_sub(n_vocab).and_then(|start| all.get(start..)).context("no logits")?;
-        let next = crate::kernels::argmax(last).context("nan in the logits")?;
+        let next = crate::text::argmax(last).context("nan in the logits")?;
         let input = StageInput::Tokens(&[i32::try_from(next)?]);
         all.extend(output(chain, &StageBatch { input, rows: &[row(prompt.len() + step)] })?);
     }
@@ -136,7 +137,7 @@ fn output(chain: &mut LocalChain, batch: &StageBatch<'_>) -> anyhow::Result<Vec<
 /// # Errors
 /// As [`compare`].
 pub fn run(args: &ParityArgs) -> anyhow::Result<ExitCode> {
-    super::init_logging(false);
+    super::init_logging(false, LevelFilter::WARN);
     let package = Package::open(&args.package)?;
     let layer_count = package.manifest().layer_count;
     let whole = package.load(&package.select(LayerRange::new(0, layer_count)?)?, Verify::SizesOnly)?;

@@ -4,7 +4,7 @@
 //! and the parity suite its token ids from here. Nothing of it is on the serving path.
 
 use super::{LlamaError, init, log};
-use crate::kernels;
+use crate::text;
 use llama_cpp_sys_2 as sys;
 use std::{
     ffi::CString,
@@ -143,7 +143,7 @@ impl Baseline {
     }
 
     fn greedy(&self, row: usize) -> Result<i32, LlamaError> {
-        let best = kernels::argmax(self.row(row)).ok_or_else(|| LlamaError::Compute("nan in the logits".into()))?;
+        let best = text::argmax(self.row(row)).ok_or_else(|| LlamaError::Compute("nan in the logits".into()))?;
         Ok(best as i32)
     }
 

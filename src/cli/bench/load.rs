@@ -152,7 +152,13 @@ fn plain(args: &LoadArgs) -> anyhow::Result<Baseline> {
     let options = options(args);
     Ok(Baseline::load(
         &args.gguf,
-        &BaselineOptions { n_ctx: options.n_ctx_seq, n_batch: options.n_batch, n_seq_max: 1, n_threads: 2, exact: false },
+        &BaselineOptions {
+            n_ctx: options.n_ctx_seq,
+            n_batch: options.n_batch,
+            n_seq_max: 1,
+            n_threads: 2,
+            exact: false,
+        },
     )?)
 }
 

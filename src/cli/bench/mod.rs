@@ -7,6 +7,7 @@ pub mod stats;
 
 use clap::Subcommand;
 use std::process::ExitCode;
+use tracing_subscriber::filter::LevelFilter;
 
 /// What to measure.
 #[derive(Subcommand, Clone, Debug)]
@@ -22,7 +23,7 @@ pub enum BenchCommand {
 /// # Errors
 /// When something cannot be loaded, or outputs differ: no time counts before the results agree.
 pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
-    super::init_logging(false);
+    super::init_logging(false, LevelFilter::WARN);
     match command {
         BenchCommand::Decode(args) => decode::run(args),
         BenchCommand::Load(args) => load::run(args),

@@ -19,6 +19,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use indicatif::ProgressBar;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::package::{Issue, Severity, progress_bar, write::Progress};
 
@@ -42,7 +43,7 @@ enum Command {
 /// Runs the tool and returns its exit code.
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    super::init_logging(false);
+    super::init_logging(false, LevelFilter::WARN);
     let result = match &args.command {
         Command::WritePackage(args) => write::run(args),
         Command::ValidatePackage(args) => validate::run(args),

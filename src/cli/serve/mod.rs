@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::net::TcpListener;
+use tracing_subscriber::filter::LevelFilter;
 
 pub use load::{LoadError, LoadedModel, load, open, stages};
 
@@ -49,7 +50,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         print!("{}", toml::to_string(&config)?);
         return Ok(ExitCode::SUCCESS);
     }
-    crate::cli::init_logging(config.log_format == LogFormat::Json);
+    crate::cli::init_logging(config.log_format == LogFormat::Json, LevelFilter::INFO);
     if args.check {
         return check(&config);
     }

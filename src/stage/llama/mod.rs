@@ -243,7 +243,9 @@ impl LlamaStage {
                 (StageInput::Hidden(rows), Member::Row(index)) => {
                     self.pass.hidden.extend_from_slice(&rows[index * n_embd..(index + 1) * n_embd]);
                 }
-                (StageInput::Hidden(_), Member::Bridge(_)) => self.pass.hidden.resize(self.pass.hidden.len() + n_embd, 0.0),
+                (StageInput::Hidden(_), Member::Bridge(_)) => {
+                    self.pass.hidden.resize(self.pass.hidden.len() + n_embd, 0.0)
+                }
             }
         }
         let Pass { tokens, hidden, pos, seq, output } = &mut self.pass;
