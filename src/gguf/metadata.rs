@@ -1,22 +1,25 @@
 //! Metadata: ordered keys with typed values.
 
+use std::sync::Arc;
+
 use super::{Array, Value, rules::ALIGNMENT_KEY};
 
 /// Key-values in file order, each key once.
 ///
-/// Lookups walk the list: a model has some dozens of keys.
+/// Lookups walk the list: a model has some dozens of keys. Copies share the values: a vocabulary is an array of hundreds
+/// of thousands of strings, and every stage of a model has its own version of the other keys.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Metadata(Vec<(String, Value)>);
+pub struct Metadata(Vec<(String, Arc<Value>)>);
 
 impl Metadata {
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.0.iter().find(|(k, _)| k == key).map(|(_, v)| v)
+        self.0.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_ref())
     }
 
     /// Gives `key` a value: in place when the key is there, at the end otherwise.
     pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) {
-        let (key, value) = (key.into(), value.into());
+        let (key, value) = (key.into(), Arc::new(value.into()));
         match self.0.iter_mut().find(|(k, _)| *k == key) {
             Some(entry) => entry.1 = value,
             None => self.0.push((key, value)),
@@ -26,7 +29,7 @@ impl Metadata {
     /// Takes `key` out.
     pub fn remove(&mut self, key: &str) -> Option<Value> {
         let at = self.0.iter().position(|(k, _)| k == key)?;
-        Some(self.0.remove(at).1)
+        Some(Arc::unwrap_or_clone(self.0.remove(at).1))
     }
 
     /// Keeps the entries whose key satisfies `keep`.
@@ -36,7 +39,7 @@ impl Metadata {
 
     /// Key-values in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.0.iter().map(|(key, value)| (key.as_str(), value))
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_ref()))
     }
 
     /// Number of keys.
@@ -91,7 +94,7 @@ impl Metadata {
 
     /// The entries as they are; the caller has seen to it that no key appears twice.
     pub(super) fn from_unique(entries: Vec<(String, Value)>) -> Self {
-        Self(entries)
+        Self(entries.into_iter().map(|(key, value)| (key, Arc::new(value))).collect())
     }
 
     /// A copy whose `general.alignment` says `alignment`; the key is not added for the default.

@@ -27,8 +27,10 @@ pub struct ContextOptions {
     pub n_ctx_seq: u32,
     /// Rows of one forward pass at most.
     pub n_batch: u32,
-    /// Sequences.
+    /// Sequences, at most `n_batch`.
     pub n_seq_max: u32,
+    /// Rows of one pass that may ask for logits, `n_seq_max` to `n_batch`. Buffers are sized by it times the vocabulary.
+    pub n_outputs_max: u32,
     /// Type of the K cache.
     pub cache_type_k: KvType,
     /// Type of the V cache.
@@ -53,6 +55,7 @@ pub struct Context {
     capture: Option<Box<Capture>>,
     batch: BatchArrays,
     n_outputs: usize,
+    n_outputs_max: usize,
     // Both outlive `ptr`: fields drop in order, after `Drop::drop`.
     model: Arc<Model>,
     pool: Arc<Threadpool>,
@@ -75,6 +78,13 @@ impl Context {
     /// # Errors
     /// [`LlamaError::Context`] when memory is short or the options do not fit the model.
     pub fn new(model: Arc<Model>, pool: Arc<Threadpool>, options: &ContextOptions) -> Result<Self, LlamaError> {
+        // llama.cpp asserts on these.
+        let (batch, seqs, outputs) = (options.n_batch, options.n_seq_max, options.n_outputs_max);
+        if seqs == 0 || seqs > outputs || outputs > batch {
+            return Err(LlamaError::Context(format!(
+                "{seqs} sequences, {outputs} output rows and {batch} batch rows: each must be at most the next, from 1 on"
+            )));
+        }
         let mut capture = options.capture_layer.map(|layer| Capture::new(layer, model.n_embd()));
         // SAFETY: returns a plain struct.
         let mut params = unsafe { sys::llama_context_default_params() };
@@ -84,6 +94,7 @@ impl Context {
         params.n_ubatch = options.n_batch;
         params.kv_unified = false;
         params.n_seq_max = options.n_seq_max;
+        params.n_outputs_max = options.n_outputs_max;
         params.n_threads = i32::try_from(pool.n_threads()).unwrap_or(1);
         params.n_threads_batch = params.n_threads;
         params.type_k = options.cache_type_k.id();
@@ -98,7 +109,8 @@ impl Context {
         let ptr = NonNull::new(ptr).ok_or(LlamaError::Context(errors))?;
         // SAFETY: both are alive, and the pool outlives the context (field order above).
         unsafe { sys::llama_attach_threadpool(ptr.as_ptr(), pool.as_ptr(), pool.as_ptr()) };
-        Ok(Self { ptr, capture, batch: BatchArrays::default(), n_outputs: 0, model, pool })
+        let n_outputs_max = options.n_outputs_max as usize;
+        Ok(Self { ptr, capture, batch: BatchArrays::default(), n_outputs: 0, n_outputs_max, model, pool })
     }
 
     /// KV rows that one sequence really has.
@@ -160,6 +172,10 @@ impl Context {
         let refuse = |what: String| Err(LlamaError::Batch(what));
         if n_rows == 0 || n_rows > n_batch as usize {
             return refuse(format!("{n_rows} rows, allowed 1 to {n_batch}"));
+        }
+        let n_outputs = output.iter().filter(|wanted| **wanted != 0).count();
+        if n_outputs > self.n_outputs_max {
+            return refuse(format!("{n_outputs} rows with output, allowed {}", self.n_outputs_max));
         }
         if seq.len() != n_rows || output.len() != n_rows {
             return refuse(format!("{} sequence ids and {} output flags for {n_rows} rows", seq.len(), output.len()));

@@ -73,3 +73,13 @@ pub fn version() -> String {
         format!("llama.cpp {} ggml {}", llama.to_string_lossy(), ggml.to_string_lossy())
     }
 }
+
+/// Gives memory that loading used and freed (parsed headers, read buffers) back to the system. glibc keeps it otherwise,
+/// and a stage would be charged for it as long as it lives.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes a number; may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

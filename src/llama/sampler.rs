@@ -35,10 +35,9 @@ impl Chain {
             chain.add(unsafe { sys::llama_sampler_init_logit_bias(n_vocab, n_bias, bias.as_ptr()) })?;
         }
         if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
-            let (frequency, presence) = (params.frequency_penalty, params.presence_penalty);
+            let (frequency, presence, last) = (params.frequency_penalty, params.presence_penalty, PENALTY_WINDOW);
             // SAFETY: plain numbers.
-            chain
-                .add(unsafe { sys::llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence) })?;
+            chain.add(unsafe { sys::llama_sampler_init_penalties(n_vocab, last, 1.0, frequency, presence) })?;
         }
         if params.temperature == 0.0 {
             // SAFETY: takes nothing.

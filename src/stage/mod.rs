@@ -134,6 +134,7 @@ pub trait StageEngine: Send {
 }
 
 /// Refuses a sequence that the engine does not have.
+#[cfg(feature = "engine")]
 pub(crate) fn check_seq(seq: SeqId, shape: &StageShape) -> Result<(), StageError> {
     match seq.0 < shape.n_seq_max {
         true => Ok(()),
@@ -146,6 +147,7 @@ pub(crate) fn check_seq(seq: SeqId, shape: &StageShape) -> Result<(), StageError
 }
 
 /// Refuses rows that an engine could only misread: too many, unknown sequences, positions that jump.
+#[cfg(feature = "engine")]
 pub(crate) fn check_rows(rows: &[Row], shape: &StageShape, held: impl Fn(SeqId) -> u32) -> Result<(), StageError> {
     if rows.is_empty() || rows.len() > shape.n_batch as usize {
         return Err(StageError::InvalidBatch(format!("{} rows, allowed 1 to {}", rows.len(), shape.n_batch)));

@@ -24,18 +24,19 @@ pub(super) enum Member {
     Bridge(SeqId),
 }
 
-/// Splits a batch. Every row is in exactly one group, the rows of a sequence stay in order.
-pub(super) fn groups(rows: &[Row], bridge: bool) -> Vec<Vec<Member>> {
+/// Splits a batch. Every row is in exactly one group, the rows of a sequence stay in order, and the rows of a prompt are
+/// cut once more where `max_outputs` of them ask for output.
+pub(super) fn groups(rows: &[Row], bridge: bool, max_outputs: usize) -> Vec<Vec<Member>> {
     let mut by_seq: BTreeMap<SeqId, Vec<usize>> = BTreeMap::new();
     for (index, row) in rows.iter().enumerate() {
         by_seq.entry(row.seq).or_default().push(index);
     }
-    let mut groups = Vec::new();
+    let mut prompts = Vec::new();
     let mut singles: Vec<Member> = Vec::new();
     let mut last = None;
     for (seq, indices) in by_seq {
         let [index] = indices[..] else {
-            groups.push(indices.into_iter().map(Member::Row).collect());
+            prompts.extend(pieces(&indices, rows, max_outputs));
             continue;
         };
         if let Some(SeqId(last)) = last
@@ -47,10 +48,26 @@ pub(super) fn groups(rows: &[Row], bridge: bool) -> Vec<Vec<Member>> {
         singles.push(Member::Row(index));
         last = Some(seq);
     }
-    if !singles.is_empty() {
-        groups.push(singles);
+    // Decoding first: a bridged sequence may be one whose prompt is read in this very batch.
+    let decoding = (!singles.is_empty()).then_some(singles);
+    decoding.into_iter().chain(prompts).collect()
+}
+
+/// Cuts the rows of one sequence where more than `max_outputs` (at least 1) of them would ask for output.
+fn pieces(indices: &[usize], rows: &[Row], max_outputs: usize) -> Vec<Vec<Member>> {
+    let mut pieces = Vec::new();
+    let (mut piece, mut n_outputs) = (Vec::new(), 0);
+    for index in indices {
+        let output = usize::from(rows[*index].output);
+        if n_outputs + output > max_outputs {
+            pieces.push(std::mem::take(&mut piece));
+            n_outputs = 0;
+        }
+        piece.push(Member::Row(*index));
+        n_outputs += output;
     }
-    groups
+    pieces.push(piece);
+    pieces
 }
 
 /// Whether the groups are the batch itself, as one group in the same order.
@@ -67,6 +84,10 @@ mod tests {
     use Member::{Bridge, Row as At};
     use proptest::prelude::*;
 
+    fn groups(rows: &[Row], bridge: bool) -> Vec<Vec<Member>> {
+        super::groups(rows, bridge, usize::MAX)
+    }
+
     fn rows(seqs: &[u32]) -> Vec<Row> {
         seqs.iter().map(|seq| Row { seq: SeqId(*seq), pos: 0, output: true }).collect()
     }
@@ -74,7 +95,7 @@ mod tests {
     #[test]
     fn decoding_lanes_go_together_and_prompts_alone() {
         assert_eq!(groups(&rows(&[0, 1, 2]), true), [vec![At(0), At(1), At(2)]]);
-        assert_eq!(groups(&rows(&[2, 0, 1, 1]), true), [vec![At(2), At(3)], vec![At(1), Bridge(SeqId(1)), At(0)]]);
+        assert_eq!(groups(&rows(&[2, 0, 1, 1]), true), [vec![At(1), Bridge(SeqId(1)), At(0)], vec![At(2), At(3)]]);
         assert_eq!(groups(&rows(&[5, 5, 3, 3]), true), [vec![At(2), At(3)], vec![At(0), At(1)]]);
         assert!(groups(&[], true).is_empty());
     }
@@ -84,6 +105,17 @@ mod tests {
         let expected = vec![At(0), Bridge(SeqId(1)), Bridge(SeqId(2)), At(1), At(2)];
         assert_eq!(groups(&rows(&[0, 3, 7]), true), [expected]);
         assert_eq!(groups(&rows(&[0, 3, 7]), false), [vec![At(0), At(1), At(2)]]);
+    }
+
+    #[test]
+    fn a_prompt_is_cut_where_its_outputs_would_be_too_many() {
+        let mut batch = rows(&[0; 6]);
+        batch[1].output = false;
+        let sizes =
+            |max_outputs| -> Vec<usize> { super::groups(&batch, true, max_outputs).iter().map(Vec::len).collect() };
+        assert_eq!(sizes(5), [6]);
+        assert_eq!(sizes(2), [3, 2, 1]);
+        assert_eq!(sizes(1), [2, 1, 1, 1, 1]);
     }
 
     #[test]

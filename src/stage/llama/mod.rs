@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub struct LlamaStageOptions {
     /// KV rows of one sequence. llama.cpp rounds up to a multiple of 256.
     pub n_ctx_seq: u32,
-    /// Rows of one forward pass at most.
+    /// Rows of one forward pass at most; raised to the number of sequences.
     pub n_batch: u32,
     /// Sequences.
     pub n_seq_max: u32,
@@ -106,12 +106,17 @@ pub enum LlamaStageError {
     },
 }
 
+/// Rows of one pass that get logits, when there are not more lanes than that. llama.cpp reserves this many times the
+/// vocabulary: with the 262144 tokens of gemma-3 64 MiB, where every row of a batch of 512 would take 512.
+const LOGITS_ROWS: u32 = 64;
+
 /// A range of layers in llama.cpp.
 pub struct LlamaStage {
     shape: StageShape,
     context: Context,
     embedder: Option<Embedder>,
     can_forget: bool,
+    max_outputs: usize,
     rows_held: Vec<u32>,
     pass: Pass,
     output: Vec<f32>,
@@ -168,14 +173,19 @@ impl LlamaStage {
         };
         let (range, layer_count) = (files.range, files.layer_count);
         drop(files);
+        crate::llama::trim_heap();
 
+        // Every lane must get a row into a pass, and every row of a stage that hands rows on is an output.
+        let n_batch = options.n_batch.max(options.n_seq_max);
+        let n_outputs_max = if owns_output { LOGITS_ROWS.clamp(options.n_seq_max, n_batch) } else { n_batch };
         let context = Context::new(
             Arc::new(model),
             pool,
             &ContextOptions {
                 n_ctx_seq: options.n_ctx_seq,
-                n_batch: options.n_batch,
+                n_batch,
                 n_seq_max: options.n_seq_max,
+                n_outputs_max,
                 cache_type_k: options.cache_type_k,
                 cache_type_v: options.cache_type_v,
                 capture_layer: (!owns_output).then(|| range.len() - 1),
@@ -190,12 +200,13 @@ impl LlamaStage {
             n_ctx: context.n_ctx_seq().saturating_mul(options.n_seq_max),
             n_ctx_seq: context.n_ctx_seq(),
             n_seq_max: options.n_seq_max,
-            n_batch: options.n_batch,
+            n_batch,
         };
         let can_forget = !model.is_recurrent_or_hybrid();
         let rows_held = vec![0; options.n_seq_max as usize];
         let (pass, output) = (Pass::default(), Vec::new());
-        Ok(Self { shape, context, embedder, can_forget, rows_held, pass, output })
+        let max_outputs = if owns_output { n_outputs_max as usize } else { usize::MAX };
+        Ok(Self { shape, context, embedder, can_forget, max_outputs, rows_held, pass, output })
     }
 
     /// The model's vocabulary; `None` for a stage that does not own the output, which is loaded without one.
@@ -351,7 +362,8 @@ impl StageEngine for LlamaStage {
         self.check(batch)?;
         // Bridging rows count towards the batch that llama.cpp sees.
         let room = (self.shape.n_batch as usize).saturating_sub(batch.rows.len());
-        let groups = groups::groups(batch.rows, self.can_forget && room >= self.shape.n_seq_max as usize);
+        let bridge = self.can_forget && room >= self.shape.n_seq_max as usize;
+        let groups = groups::groups(batch.rows, bridge, self.max_outputs);
         let whole = groups::is_whole_batch(&groups);
         if whole {
             self.run(batch, &groups[0])?;

@@ -222,10 +222,10 @@ fn stage_metadata(files: &StageFiles) -> Result<Metadata, LlamaStageError> {
         }
     }
     let n_layers = files.range.len();
-    metadata.set(&format!("{prefix}block_count"), Value::U32(n_layers));
+    metadata.set(format!("{prefix}block_count"), Value::U32(n_layers));
     if let Some(lead) = source.uint(&format!("{prefix}leading_dense_block_count")) {
         let lead = u32::try_from(lead).unwrap_or(u32::MAX).saturating_sub(files.range.start()).min(n_layers);
-        metadata.set(&format!("{prefix}leading_dense_block_count"), Value::U32(lead));
+        metadata.set(format!("{prefix}leading_dense_block_count"), Value::U32(lead));
     }
     if !files.owns_output() {
         let nextn = format!("{prefix}nextn_predict_layers");
@@ -244,5 +244,5 @@ fn drop_vocabulary(metadata: &mut Metadata, prefix: &str) {
         metadata.remove(&key);
     }
     metadata.set("tokenizer.ggml.model", Value::Str("no_vocab".into()));
-    metadata.set(&format!("{prefix}vocab_size"), Value::U32(PLACEHOLDER_VOCAB as u32));
+    metadata.set(format!("{prefix}vocab_size"), Value::U32(PLACEHOLDER_VOCAB as u32));
 }
