@@ -76,7 +76,9 @@ fn gaps_between_decoding_sequences_leave_no_trace() {
         let held = logits(&mut engine, 2, 0, &[4, 4, 4]);
         let both = [rows(0, 6, 1), rows(3, 6, 1)].concat();
         let output = engine.forward(&StageBatch { input: StageInput::Tokens(&[0, 3]), rows: &both }).unwrap();
-        assert!(matches!(output, StageOutput::Logits(output) if output == expected));
+        let StageOutput::Logits(output) = output else { panic!("no logits") };
+        // These weights are F32, which ggml multiplies with another kernel for several rows than for one.
+        assert!(largest_difference(output, &expected) < 1e-3);
         assert_eq!([0, 1, 2, 3].map(|seq| engine.n_rows(SeqId(seq))), [7, 0, 3, 7]);
         engine.truncate(SeqId(2), 0).unwrap();
         assert_eq!(logits(&mut engine, 2, 0, &[4, 4, 4]), held);

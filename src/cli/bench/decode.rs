@@ -220,7 +220,8 @@ async fn start_http(handle: &ServeHandle) -> anyhow::Result<(mpsc::Sender<()>, S
 
 async fn through_http(address: SocketAddr, prompts: &[Vec<i32>], tokens: usize) -> anyhow::Result<usize> {
     let mut running = tokio::task::JoinSet::new();
-    for prompt in prompts.iter().cloned() {
+    for prompt in prompts {
+        let prompt = prompt.clone();
         running.spawn(async move { client::complete(address, &prompt, tokens).await });
     }
     let mut chunks = 0;

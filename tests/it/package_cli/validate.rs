@@ -58,7 +58,8 @@ fn a_flipped_bit_is_found_and_named() {
 
 #[test]
 fn files_that_are_not_the_fragment_are_found() {
-    let damage: [(&str, &str, fn(&Written)); 6] = [
+    type Damage = (&'static str, &'static str, fn(&Written));
+    let damage: [Damage; 6] = [
         ("truncated", "artifact_size_mismatch", |written| {
             let bytes = fs::read(written.file("layers/layer-00001.gguf")).unwrap();
             fs::write(written.file("layers/layer-00001.gguf"), &bytes[..bytes.len() / 2]).unwrap();
@@ -94,7 +95,8 @@ fn files_that_are_not_the_fragment_are_found() {
 
 #[test]
 fn wrong_statements_are_found() {
-    let edits: [(&str, fn(&mut Json)); 8] = [
+    type Edit = (&'static str, fn(&mut Json));
+    let edits: [Edit; 8] = [
         ("activation_width_mismatch", |m| m["activation_width"] = json!(65)),
         ("source_mismatch", |m| m["source_model"]["sha256"] = json!("0".repeat(64))),
         ("source_mismatch", |m| m["source_model"]["files"][0]["size_bytes"] = json!(1)),
