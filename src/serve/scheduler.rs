@@ -14,7 +14,7 @@ use std::{
 use crate::{
     serve::{
         FinishReason, Phase, ServeError,
-        batch::share_rows,
+        batch::grant_pieces,
         job::{Job, Limits, Picker},
         lane::{Ending, Lane, end_queued},
         observe,
@@ -73,6 +73,8 @@ struct Scheduler {
     inbox: mpsc::Receiver<Command>,
     limits: Limits,
     n_batch: u32,
+    /// Rows of a piece of a prompt: what fits into a batch however many other lanes decode.
+    chunk: u32,
     n_vocab: usize,
     /// Waiting requests, the oldest first.
     queue: VecDeque<Box<Job>>,
@@ -100,6 +102,8 @@ struct Batch {
     needs: Vec<u32>,
     /// Prompt rows each lane gets.
     prompt_rows: Vec<u32>,
+    /// The lane whose prompt gets the first piece.
+    first_prompt: usize,
     /// Rows each lane gets, decoding included.
     grants: Vec<u32>,
     /// Lane and position of each row that returns logits, in order.
@@ -124,6 +128,7 @@ impl Scheduler {
             inbox,
             limits,
             n_batch,
+            chunk: n_batch.saturating_sub(limits.lanes.saturating_sub(1)).max(1),
             n_vocab,
             queue: VecDeque::new(),
             lanes: (0..lanes).map(|_| None).collect(),
@@ -254,7 +259,7 @@ impl Scheduler {
 
     /// One forward pass.
     fn step(&mut self) -> Result<(), ServeError> {
-        self.batch.compose(&self.lanes, self.n_batch);
+        self.batch.compose(&self.lanes, self.n_batch, self.chunk);
         let began = Instant::now();
         let input = StageInput::Tokens(&self.batch.tokens);
         let outcome = match self.engine.forward(&StageBatch { input, rows: &self.batch.rows }) {
@@ -369,9 +374,9 @@ impl Scheduler {
 }
 
 impl Batch {
-    /// One row for each decoding lane; the rest of the batch goes to the prompts. There are never more lanes than
-    /// rows in a batch, so every lane moves on with every step.
-    fn compose(&mut self, lanes: &[Option<Lane>], n_batch: u32) {
+    /// One row for each decoding lane; then pieces of prompts, taking turns. There are never more lanes than rows in a
+    /// batch, so every decoding lane and at least one prompt move on with every step.
+    fn compose(&mut self, lanes: &[Option<Lane>], n_batch: u32, chunk: u32) {
         self.tokens.clear();
         self.rows.clear();
         self.needs.clear();
@@ -380,7 +385,7 @@ impl Batch {
         self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or(0, Lane::prompt_need)));
         self.decoding = lanes.iter().zip(&self.needs).filter(|(lane, need)| lane.is_some() && **need == 0).count();
         let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
-        share_rows(budget, &self.needs, &mut self.prompt_rows);
+        self.first_prompt = grant_pieces(budget, chunk, &self.needs, self.first_prompt, &mut self.prompt_rows);
         for (i, lane) in lanes.iter().enumerate() {
             let Some(lane) = lane else {
                 self.grants.push(0);

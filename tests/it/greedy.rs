@@ -26,7 +26,13 @@ const PROMPTS: [&str; 10] = [
     "Water boils at a temperature of",
     "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows of \
      outrageous fortune, or to take arms against a sea of troubles",
-    "The recipe needs two eggs, a cup of flour, a pinch of salt and",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, it was \
+     the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the season of Darkness, it \
+     was the spring of hope, it was the winter of despair, we had everything before us, we had nothing before us, we were \
+     all going direct to Heaven, we were all going direct the other way - in short, the period was so far like the present \
+     period, that some of its noisiest authorities insisted on its being received, for good or for evil, in the \
+     superlative degree of comparison only. There were a king with a large jaw and a queen with a plain face, on the \
+     throne of England; there were a king with a large jaw and a queen with a fair face, on the throne of",
 ];
 const TOKENS: u32 = 24;
 
@@ -40,12 +46,12 @@ fn server(lanes: u32, split: &[u32]) -> ServeHandle {
         package: Some(package().package.root().to_owned()),
         split: Some(split.to_vec()),
         lanes: Some(lanes),
-        ctx_size: Some(128),
+        ctx_size: Some(256),
         threads: Some(1),
         ..ServeFlags::default()
     };
     let model = load(&flags.resolve().unwrap()).unwrap();
-    let options = ServeOptions { lanes: Some(lanes), max_queue: None, ctx_per_request: Some(128) };
+    let options = ServeOptions { lanes: Some(lanes), max_queue: None, ctx_per_request: Some(256) };
     serve::spawn(model.engine, model.text, model.card, options).unwrap().0
 }
 
@@ -56,8 +62,8 @@ fn prompts(handle: &ServeHandle) -> Vec<Vec<i32>> {
 
 fn expected(prompts: &[Vec<i32>], together: usize) -> Vec<Vec<i32>> {
     let options = BaselineOptions {
-        n_ctx: 128 * together as u32,
-        n_batch: 128,
+        n_ctx: 256 * together as u32,
+        n_batch: 256,
         n_seq_max: together as u32,
         n_threads: 1,
         exact: false,

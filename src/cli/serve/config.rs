@@ -63,8 +63,8 @@ pub struct ServeFlags {
     /// Requests that may wait for a lane; 8 for each lane, 16 to 256, by default
     #[arg(long, env = "SKIPPY_MAX_QUEUE", value_name = "N")]
     pub max_queue: Option<u32>,
-    /// Rows of one forward pass at most [default: 512]
-    #[arg(long, env = "SKIPPY_BATCH_SIZE", value_name = "ROWS")]
+    /// Tokens of a prompt that are read in one step [default: 512]
+    #[arg(long, env = "SKIPPY_BATCH_SIZE", value_name = "TOKENS")]
     pub batch_size: Option<u32>,
     /// Compute threads; all cores by default
     #[arg(long, env = "SKIPPY_THREADS", value_name = "N")]
@@ -128,7 +128,7 @@ pub struct ServeConfig {
     /// Requests that may wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_queue: Option<u32>,
-    /// Rows of one forward pass at most.
+    /// Tokens of a prompt that are read in one step.
     pub batch_size: u32,
     /// Compute threads.
     pub threads: u32,

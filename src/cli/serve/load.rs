@@ -149,7 +149,8 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
     let options = LlamaStageOptions {
         n_ctx_seq: ctx_size,
-        n_batch: config.batch_size,
+        // Room for the other lanes beside a piece of a prompt of that size.
+        n_batch: config.batch_size + config.lanes - 1,
         n_seq_max: config.lanes,
         cache_type_k: config.cache_type_k.into(),
         cache_type_v: config.cache_type_v.into(),

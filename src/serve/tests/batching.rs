@@ -18,21 +18,21 @@ fn runs(batch: &[(crate::stage::Row, i32)]) -> Vec<(u32, u32, u32, u32)> {
     runs
 }
 
+/// Ten rows for four lanes: pieces of seven, so that one fits however many others decode.
 #[test]
-fn each_step_decodes_every_lane_and_fills_up_with_prompts_evenly() {
+fn each_step_decodes_every_lane_and_reads_whole_pieces_of_prompts_in_turn() {
     let (house, gate) = House::gated(4, 1000, 10);
     let a = house.submit(ask("abc", 6));
     assert_eq!(runs(&gate.batch()), [(0, 0, 3, 1)]);
     let b = house.submit(ask(&"b".repeat(12), 2));
     gate.open();
-    // A decodes, B reads as much as fits.
-    assert_eq!(runs(&gate.batch()), [(0, 3, 1, 1), (1, 0, 9, 0)]);
+    assert_eq!(runs(&gate.batch()), [(0, 3, 1, 1), (1, 0, 7, 0)]);
     let c = house.submit(ask(&"c".repeat(5), 2));
     let d = house.submit(ask(&"d".repeat(20), 2));
     gate.open();
-    // Three rows end B's prompt; C and D share the six that are left.
-    assert_eq!(runs(&gate.step()), [(0, 4, 1, 1), (1, 9, 3, 1), (2, 0, 3, 0), (3, 0, 3, 0)]);
-    assert_eq!(runs(&gate.step()), [(0, 5, 1, 1), (1, 12, 1, 1), (2, 3, 2, 1), (3, 3, 6, 0)]);
+    // C's turn; D's piece does not fit beside it. Then D's turn; B's rest does not fit.
+    assert_eq!(runs(&gate.step()), [(0, 4, 1, 1), (2, 0, 5, 1)]);
+    assert_eq!(runs(&gate.step()), [(0, 5, 1, 1), (2, 5, 1, 1), (3, 0, 7, 0)]);
     drop(gate);
     let prompts = ["abc".to_string(), "b".repeat(12), "c".repeat(5), "d".repeat(20)];
     for ((events, prompt), n) in [a, b, c, d].into_iter().zip(prompts).zip([6, 2, 2, 2]) {
