@@ -7,6 +7,7 @@ use crate::support::{
 };
 use skippy_stage::{
     cli::parity::chain,
+    gguf::{Array, Metadata, TensorSpec, Value},
     package::{LayerRange, Verify},
     stage::{
         Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, llama::LlamaStage,
@@ -222,4 +223,48 @@ fn a_stage_takes_and_gives_what_its_boundaries_say() {
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// llama.cpp ends the process on each of these; the stage must say so instead.
+#[test]
+fn what_llama_cpp_would_abort_on_is_refused_by_name() {
+    type Edit = fn(&mut Metadata, &mut Vec<TensorSpec>);
+    fn set(metadata: &mut Metadata, key: &str, value: u32) {
+        metadata.set(key, Value::U32(value));
+    }
+    fn types(metadata: &mut Metadata, types: &[bool]) {
+        metadata.set("glm-dsa.attention.indexer.types", Value::Array(Array::Bool(types.to_vec())));
+    }
+    let cases: [(&str, Edit, &str); 14] = [
+        ("llama", |m, _| set(m, "llama.attention.head_count", 0), "`llama.attention.head_count`"),
+        ("llama", |m, _| set(m, "llama.attention.head_count_kv", 3), "a divisor of the 4 heads"),
+        ("llama", |m, _| set(m, "llama.rope.dimension_count", 8), "`llama.rope.dimension_count` is 8, expected 16"),
+        ("llama", |m, _| set(m, "llama.expert_used_count", 2), "`llama.expert_used_count` is 2, expected 0"),
+        ("llama", |m, _| m.set("tokenizer.ggml.tokens", Value::U32(7)), "`tokenizer.ggml.tokens`"),
+        ("qwen3moe", |m, _| set(m, "qwen3moe.expert_used_count", 5), "1 to the 4 experts"),
+        ("qwen3moe", |m, _| drop(m.remove("qwen3moe.expert_used_count")), "`qwen3moe.expert_used_count` is 0"),
+        (
+            "glm-dsa",
+            |m, _| drop(m.remove("glm-dsa.attention.head_count_kv")),
+            "`glm-dsa.attention.head_count_kv` is missing",
+        ),
+        ("glm-dsa", |m, _| drop(m.remove("glm-dsa.attention.key_length")), "`glm-dsa.attention.key_length` is missing"),
+        ("glm-dsa", |m, _| drop(m.remove("glm-dsa.expert_count")), "expert"),
+        ("glm-dsa", |m, _| set(m, "glm-dsa.attention.indexer.key_length", 96), "64 times a power of two"),
+        ("glm-dsa", |m, _| types(m, &[false, true, false, false, true, false]), "the first layer of the stage"),
+        ("glm-dsa", |m, _| types(m, &[true, true]), "one for each of the 6 trunk layers"),
+        (
+            "glm-dsa",
+            |_, t| t.retain(|t| t.name != "blk.4.indexer.k_norm.bias"),
+            "`blk.4.indexer.k_norm.bias` is missing",
+        ),
+    ];
+    for (arch, edit, expected) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        random_model::write_edited(arch, &path, edit);
+        let model = package_of(&path);
+        let error = chain(&model.package, &[], &options(), &pool()).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        assert!(error.contains(expected), "{arch}: `{expected}` is not in: {error}");
+    }
 }

@@ -13,4 +13,6 @@ mod llama_stage;
 #[cfg(feature = "engine")]
 mod parity;
 #[cfg(feature = "engine")]
+mod serve_cli;
+#[cfg(feature = "engine")]
 mod support;

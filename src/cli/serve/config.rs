@@ -178,6 +178,11 @@ pub enum ConfigError {
     /// Nothing to serve.
     #[error("no package given: pass a directory, set SKIPPY_PACKAGE, or put `package` into the config file")]
     NoPackage,
+    /// A package on a hub.
+    #[error(
+        "`{0}` is a reference to a hub, which cannot be served yet: download the repository and pass its directory"
+    )]
+    Hub(String),
     /// A value outside its range.
     #[error("`{field}` {message}")]
     Value {
@@ -228,6 +233,10 @@ impl ServeFlags {
             }
             None => None,
         };
+        let package = self.package.ok_or(ConfigError::NoPackage)?;
+        if package.to_str().is_some_and(|reference| reference.starts_with("hf://")) {
+            return Err(ConfigError::Hub(package.display().to_string()));
+        }
         let split = self.split.unwrap_or_default();
         if let Some(pair) = split.windows(2).find(|pair| pair[0] >= pair[1]) {
             return Err(ConfigError::Value {
@@ -236,7 +245,7 @@ impl ServeFlags {
             });
         }
         Ok(ServeConfig {
-            package: self.package.ok_or(ConfigError::NoPackage)?,
+            package,
             layers,
             split,
             bind: self.bind.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9337))),
@@ -333,5 +342,7 @@ mod tests {
             assert!(message.starts_with(&format!("`{field}`")), "{message}");
         }
         assert!(matches!(ServeFlags::default().resolve(), Err(ConfigError::NoPackage)));
+        let hub = ServeFlags { package: Some("hf://org/repo@main".into()), ..ServeFlags::default() };
+        assert!(hub.resolve().unwrap_err().to_string().starts_with("`hf://org/repo@main` is a reference to a hub"));
     }
 }

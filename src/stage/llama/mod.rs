@@ -3,6 +3,7 @@
 //! `virtual_gguf` turns the fragments of a range into a model that llama.cpp can load; `embedder` feeds the first
 //! stage; [`crate::llama::Context`] captures the last layer's rows where the range ends before the output head.
 
+mod checks;
 mod embedder;
 mod groups;
 mod virtual_gguf;
@@ -16,6 +17,7 @@ use crate::{
     llama::{Context, ContextOptions, DecodeInput, KvType, LlamaError, LlamaText, Model, ModelOptions, Threadpool},
     package::StageFiles,
 };
+pub use checks::CheckError;
 use embedder::Embedder;
 use groups::Member;
 use std::sync::Arc;
@@ -46,6 +48,9 @@ pub enum LlamaStageError {
     /// The range starts or ends where the family must not be cut.
     #[error(transparent)]
     Cut(#[from] CutError),
+    /// llama.cpp would abort on it.
+    #[error("the model cannot be loaded: {0}")]
+    Check(#[from] CheckError),
     /// The in-memory header could not be made.
     #[error("cannot lay the stage out as a model: {0}")]
     Gguf(#[from] GgufError),
@@ -152,6 +157,7 @@ impl LlamaStage {
             }
         }
 
+        checks::check(&files)?;
         let model = {
             let gguf = virtual_gguf::build(&files)?;
             Model::load(&gguf.segments(), &ModelOptions { vocab_only: false, gpu_layers: options.gpu_layers })?

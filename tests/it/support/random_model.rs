@@ -17,12 +17,18 @@ const EXPERTS: u64 = 4;
 
 /// Writes the model of `arch` to `path`.
 pub(crate) fn write(arch: &str, path: &Path) {
+    write_edited(arch, path, |_, _| {});
+}
+
+/// The same after `edit` has changed its metadata and tensors.
+pub(crate) fn write_edited(arch: &str, path: &Path, edit: impl FnOnce(&mut Metadata, &mut Vec<TensorSpec>)) {
     let mut model = Model::new(arch);
     match arch {
         "llama" | "qwen2" | "qwen3" | "qwen3moe" => model.grouped_query(),
         "glm-dsa" => model.glm_dsa(),
         other => panic!("no random model of `{other}`"),
     }
+    edit(&mut model.metadata, &mut model.tensors);
     model.write(path);
 }
 
