@@ -95,6 +95,29 @@ fn the_comparison_notices_another_models_stage() {
     assert_ne!(logits(&mut f16), logits(&mut rounded), "a cache type must have an effect");
 }
 
+/// 512 rows of 262144 logits are 512 MiB that a stage without the output head must not pay for. In a process of its own,
+/// where memory is this stage's alone.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_first_stage_does_not_pay_for_logits() {
+    let gguf = RealModel::Gemma3.path();
+    let model = package_of(&gguf);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_skippy-stage"))
+        .args(["bench", "load", "--split", "6,12", "--rounds", "1", "--json", "--gguf"])
+        .args([&gguf, model.package.root()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for stage in report["stages"].as_array().unwrap() {
+        let bytes = |key: &str| stage[key].as_u64().unwrap();
+        // Weights, cache, and compute buffers of a batch of 512: 19 MiB, and 64 MiB of logits behind the last stage.
+        let buffers: u64 = if stage["layers"] == "12..18" { 96 << 20 } else { 32 << 20 };
+        let allowed = bytes("tensor_bytes") * 21 / 20 + bytes("kv_bytes") + buffers;
+        assert!(bytes("anonymous_bytes") <= allowed, "{stage}: allowed {allowed}");
+    }
+}
+
 fn random(arch: &str) -> TestPackage {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(format!("{arch}.gguf"));
