@@ -24,6 +24,17 @@ pub fn init_logging(json: bool, level: LevelFilter) {
     };
 }
 
+/// The runtime of the HTTP side: one worker for every four cores, one at least and four at most. Handlers do little, and a
+/// worker that wakes on a core makes all compute threads wait for the one it displaced.
+///
+/// # Errors
+/// When its threads cannot be started.
+#[cfg(feature = "engine")]
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads((cores / 4).clamp(1, 4)).build()
+}
+
 /// The last line of a binary: the error with its causes on one line of stderr, and the exit code.
 pub fn exit(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {

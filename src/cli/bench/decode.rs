@@ -75,7 +75,7 @@ pub(super) fn run(args: &DecodeArgs) -> anyhow::Result<()> {
         args.rounds > 0 && args.tokens > 1 && args.prompt_tokens > 0,
         "rounds, tokens and prompt must be positive"
     );
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
+    let runtime = crate::cli::runtime()?;
     let rows = args.lanes.iter().map(|lanes| measure(args, *lanes, &runtime)).collect::<anyhow::Result<Vec<Row>>>()?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);

@@ -55,8 +55,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         return check(&config);
     }
     let metrics = telemetry::install()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
-    runtime.block_on(serve(config, metrics))
+    super::runtime()?.block_on(serve(config, metrics))
 }
 
 fn check(config: &ServeConfig) -> anyhow::Result<ExitCode> {
