@@ -46,15 +46,13 @@ impl Capture {
             ));
             return;
         }
-        self.rows.resize(width * n_rows, 0.0);
-        // SAFETY: `rows` has exactly the bytes of the contiguous f32 tensor, which the scheduler has just computed.
+        // llama.cpp runs the graph once for each run of consecutive sequences, so rows arrive in pieces, in order.
+        let start = self.rows.len();
+        self.rows.resize(start + width * n_rows, 0.0);
+        let piece = &mut self.rows[start..];
+        // SAFETY: `piece` has exactly the bytes of the contiguous f32 tensor, which the scheduler has just computed.
         unsafe {
-            sys::ggml_backend_tensor_get(
-                tensor,
-                self.rows.as_mut_ptr().cast(),
-                0,
-                std::mem::size_of_val(self.rows.as_slice()),
-            );
+            sys::ggml_backend_tensor_get(tensor, piece.as_mut_ptr().cast(), 0, std::mem::size_of_val(piece));
         }
     }
 }

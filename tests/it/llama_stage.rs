@@ -88,6 +88,27 @@ fn gaps_between_decoding_sequences_leave_no_trace() {
 }
 
 #[test]
+fn a_full_sequence_between_two_that_decode_is_left_alone() {
+    for mut engine in engines() {
+        let capacity = engine.shape().n_ctx_seq;
+        for pos in (0..capacity).step_by(64) {
+            logits(&mut engine, 1, pos, &[1; 64]);
+        }
+        let mut expected = Vec::new();
+        for seq in [0, 2] {
+            logits(&mut engine, seq, 0, &PROMPT);
+            expected.extend(logits(&mut engine, seq, 6, &[seq as i32]));
+            engine.truncate(SeqId(seq), 6).unwrap();
+        }
+        // Without a bridge llama.cpp computes the two in two passes of its own.
+        let both = [rows(0, 6, 1), rows(2, 6, 1)].concat();
+        let output = engine.forward(&StageBatch { input: StageInput::Tokens(&[0, 2]), rows: &both }).unwrap();
+        assert!(matches!(output, StageOutput::Logits(output) if output == expected));
+        assert_eq!([0, 1, 2].map(|seq| engine.n_rows(SeqId(seq))), [7, capacity, 7]);
+    }
+}
+
+#[test]
 fn truncating_forgets_exactly_the_tail() {
     for mut engine in engines() {
         logits(&mut engine, 0, 0, &PROMPT);

@@ -26,8 +26,8 @@ pub(super) enum Member {
 }
 
 /// Splits a batch. Every row is in exactly one group, the rows of a sequence stay in order, and the rows of a prompt are
-/// cut once more where `max_outputs` of them ask for output.
-pub(super) fn groups(rows: &[Row], bridge: bool, max_outputs: usize) -> Vec<Vec<Member>> {
+/// cut once more where `max_outputs` of them ask for output. Gaps are bridged over sequences that `can_bridge` allows.
+pub(super) fn groups(rows: &[Row], can_bridge: impl Fn(SeqId) -> bool, max_outputs: usize) -> Vec<Vec<Member>> {
     let mut by_seq: BTreeMap<SeqId, Vec<usize>> = BTreeMap::new();
     for (index, row) in rows.iter().enumerate() {
         by_seq.entry(row.seq).or_default().push(index);
@@ -41,8 +41,8 @@ pub(super) fn groups(rows: &[Row], bridge: bool, max_outputs: usize) -> Vec<Vec<
             continue;
         };
         if let Some(SeqId(last)) = last
-            && bridge
             && seq.0 - last - 1 <= MAX_BRIDGE
+            && (last + 1..seq.0).all(|idle| can_bridge(SeqId(idle)))
         {
             singles.extend((last + 1..seq.0).map(|idle| Member::Bridge(SeqId(idle))));
         }
@@ -86,7 +86,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn groups(rows: &[Row], bridge: bool) -> Vec<Vec<Member>> {
-        super::groups(rows, bridge, usize::MAX)
+        super::groups(rows, |_| bridge, usize::MAX)
     }
 
     fn rows(seqs: &[u32]) -> Vec<Row> {
@@ -106,6 +106,8 @@ mod tests {
         let expected = vec![At(0), Bridge(SeqId(1)), Bridge(SeqId(2)), At(1), At(2)];
         assert_eq!(groups(&rows(&[0, 3, 7]), true), [expected]);
         assert_eq!(groups(&rows(&[0, 3, 7]), false), [vec![At(0), At(1), At(2)]]);
+        let full = super::groups(&rows(&[0, 2, 4]), |seq| seq != SeqId(3), usize::MAX);
+        assert_eq!(full, [vec![At(0), Bridge(SeqId(1)), At(1), At(2)]], "sequence 3 has no row to spare");
     }
 
     #[test]
@@ -113,7 +115,7 @@ mod tests {
         let mut batch = rows(&[0; 6]);
         batch[1].output = false;
         let sizes =
-            |max_outputs| -> Vec<usize> { super::groups(&batch, true, max_outputs).iter().map(Vec::len).collect() };
+            |max_outputs| -> Vec<usize> { super::groups(&batch, |_| true, max_outputs).iter().map(Vec::len).collect() };
         assert_eq!(sizes(5), [6]);
         assert_eq!(sizes(2), [3, 2, 1]);
         assert_eq!(sizes(1), [2, 1, 1, 1, 1]);
