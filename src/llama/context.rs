@@ -58,7 +58,7 @@ pub struct Context {
     n_outputs_max: usize,
     // Both outlive `ptr`: fields drop in order, after `Drop::drop`.
     model: Arc<Model>,
-    pool: Arc<Threadpool>,
+    _pool: Arc<Threadpool>,
 }
 
 // SAFETY: a context may move between threads as long as one uses it at a time, which `&mut self` ensures.
@@ -110,7 +110,7 @@ impl Context {
         // SAFETY: both are alive, and the pool outlives the context (field order above).
         unsafe { sys::llama_attach_threadpool(ptr.as_ptr(), pool.as_ptr(), pool.as_ptr()) };
         let n_outputs_max = options.n_outputs_max as usize;
-        Ok(Self { ptr, capture, batch: BatchArrays::default(), n_outputs: 0, n_outputs_max, model, pool })
+        Ok(Self { ptr, capture, batch: BatchArrays::default(), n_outputs: 0, n_outputs_max, model, _pool: pool })
     }
 
     /// KV rows that one sequence really has.
@@ -122,11 +122,6 @@ impl Context {
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
-    }
-
-    /// The threads it computes on.
-    pub fn threadpool(&self) -> &Arc<Threadpool> {
-        &self.pool
     }
 
     /// Runs one batch. `pos`, `seq` and `output` hold one element per row; rows with `output != 0` get logits.
@@ -142,11 +137,12 @@ impl Context {
         output: &mut [i8],
     ) -> Result<(), LlamaError> {
         let n_rows = pos.len();
-        self.check(input, n_rows, seq, output)?;
+        let n_outputs = output.iter().filter(|wanted| **wanted != 0).count();
+        self.check(input, n_rows, n_outputs, seq, output)?;
         if let Some(capture) = &mut self.capture {
             capture.reset();
         }
-        self.n_outputs = output.iter().filter(|wanted| **wanted != 0).count();
+        self.n_outputs = n_outputs;
 
         let batch = self.batch.fill(input, pos, seq, output);
         let mut text = [0 as c_char; 512];
@@ -164,7 +160,14 @@ impl Context {
         }
     }
 
-    fn check(&self, input: DecodeInput<'_>, n_rows: usize, seq: &[u32], output: &[i8]) -> Result<(), LlamaError> {
+    fn check(
+        &self,
+        input: DecodeInput<'_>,
+        n_rows: usize,
+        n_outputs: usize,
+        seq: &[u32],
+        output: &[i8],
+    ) -> Result<(), LlamaError> {
         // llama.cpp asserts on these, or reads past the end.
         // SAFETY: the context is alive.
         let (n_batch, n_seq_max) =
@@ -173,7 +176,6 @@ impl Context {
         if n_rows == 0 || n_rows > n_batch as usize {
             return refuse(format!("{n_rows} rows, allowed 1 to {n_batch}"));
         }
-        let n_outputs = output.iter().filter(|wanted| **wanted != 0).count();
         if n_outputs > self.n_outputs_max {
             return refuse(format!("{n_outputs} rows with output, allowed {}", self.n_outputs_max));
         }

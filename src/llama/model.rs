@@ -65,12 +65,6 @@ impl Model {
         usize::try_from(unsafe { sys::llama_vocab_n_tokens(self.vocab()) }).unwrap_or(0)
     }
 
-    /// Bytes of all tensors.
-    pub fn tensor_bytes(&self) -> u64 {
-        // SAFETY: the model is alive.
-        unsafe { sys::llama_model_size(self.ptr.as_ptr()) }
-    }
-
     /// Whether rows of a batch depend on a recurrent state rather than on a KV cache alone.
     pub fn is_recurrent_or_hybrid(&self) -> bool {
         // SAFETY: the model is alive.

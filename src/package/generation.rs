@@ -50,6 +50,14 @@ pub struct Generation {
     pub extra: Extra,
 }
 
+/// Writes an object that names its type beside its other fields.
+#[derive(Serialize)]
+struct Typed<'a, T> {
+    r#type: &'a str,
+    #[serde(flatten)]
+    fields: T,
+}
+
 /// A declared value that this version does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unsupported {

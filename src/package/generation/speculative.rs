@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::{DefaultStrategy, Strategy, StrategyKind, UnknownKind, Unsupported, report_fields};
+use super::{DefaultStrategy, Strategy, StrategyKind, Typed, UnknownKind, Unsupported, report_fields};
 use crate::package::{
     issue::Code,
     manifest::{
@@ -121,12 +121,6 @@ impl Proposer {
 
 impl Serialize for Proposer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Typed<'a, T> {
-            r#type: &'a str,
-            #[serde(flatten)]
-            fields: T,
-        }
         #[derive(Serialize)]
         struct Ngram<'a> {
             ngram_min: u32,

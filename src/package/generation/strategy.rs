@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::{
-    NgramKind, Open, Proposer, Unsupported,
+    NgramKind, Open, Proposer, Typed, Unsupported,
     policy::vocabulary,
     speculative::{list, positive, read_depth, read_layer_indices},
 };
@@ -252,12 +252,6 @@ impl StrategyKind {
 
 impl Serialize for StrategyKind {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Typed<'a, T> {
-            r#type: &'a str,
-            #[serde(flatten)]
-            fields: T,
-        }
         #[derive(Serialize)]
         struct Ngram<'a> {
             proposer: &'a str,
