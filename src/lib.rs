@@ -14,6 +14,7 @@ pub mod kernels;
 #[cfg(feature = "engine")]
 pub mod llama;
 pub mod package;
+pub mod policy;
 pub mod serve;
 pub mod stage;
 pub mod telemetry;

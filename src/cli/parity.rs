@@ -115,12 +115,12 @@ fn logits(chain: &mut LocalChain, prompt: &[i32]) -> anyhow::Result<Vec<f32>> {
     let n_vocab = chain.shape().n_vocab;
     let row = |pos: usize| Row { seq: SeqId(0), pos: pos as u32, output: true };
     let rows: Vec<Row> = (0..prompt.len()).map(row).collect();
-    let mut all = output(chain, &StageBatch { input: StageInput::Tokens(prompt), rows: &rows })?;
+    let mut all = output(chain, &StageBatch::new(StageInput::Tokens(prompt), &rows))?;
     for step in 0..STEPS as usize {
         let last = all.len().checked_sub(n_vocab).and_then(|start| all.get(start..)).context("no logits")?;
         let next = crate::text::argmax(last).context("nan in the logits")?;
         let input = StageInput::Tokens(&[i32::try_from(next)?]);
-        all.extend(output(chain, &StageBatch { input, rows: &[row(prompt.len() + step)] })?);
+        all.extend(output(chain, &StageBatch::new(input, &[row(prompt.len() + step)]))?);
     }
     Ok(all)
 }

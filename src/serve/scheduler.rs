@@ -262,7 +262,7 @@ impl Scheduler {
         self.batch.compose(&self.lanes, self.n_batch, self.chunk);
         let began = Instant::now();
         let input = StageInput::Tokens(&self.batch.tokens);
-        let outcome = match self.engine.forward(&StageBatch { input, rows: &self.batch.rows }) {
+        let outcome = match self.engine.forward(&StageBatch::new(input, &self.batch.rows)) {
             Ok(StageOutput::Logits(logits)) if logits.len() == self.batch.outputs.len() * self.n_vocab => Ok(logits),
             Ok(StageOutput::Logits(logits)) => Err(StageError::Engine(format!(
                 "{} logits came back for {} rows of {}",

@@ -267,6 +267,7 @@ impl FakeEngine {
             n_ctx_seq: n_ctx,
             n_seq_max: lanes,
             n_batch,
+            drafts: false,
         };
         let histories = vec![Vec::new(); lanes as usize];
         Self { shape, histories, logits: Vec::new(), rule: Box::new(next_token), probe: Probe::default(), gate: None }

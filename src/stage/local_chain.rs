@@ -1,6 +1,6 @@
 //! Stages back to back in one process: what `serve --split` runs, and how tests try every cut.
 
-use super::{SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape};
+use super::{DraftRow, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape};
 use crate::package::LayerRange;
 
 /// A chain of stages that behaves like one stage over the union of their layers.
@@ -70,9 +70,9 @@ impl LocalChain {
                 }
             }
         }
-        let n_vocab = stages.last().map_or(0, |stage| stage.shape().n_vocab);
+        let (n_vocab, drafts) = stages.last().map_or((0, false), |stage| (stage.shape().n_vocab, stage.shape().drafts));
         let layers = LayerRange::new(first.layers.start(), end).map_err(|_| ChainError::Empty)?;
-        Ok(Self { shape: StageShape { layers, n_vocab, ..first }, stages })
+        Ok(Self { shape: StageShape { layers, n_vocab, drafts, ..first }, stages })
     }
 }
 
@@ -96,6 +96,16 @@ impl StageEngine for LocalChain {
     fn n_rows(&self, seq: SeqId) -> u32 {
         self.stages.first().map_or(0, |stage| stage.n_rows(seq))
     }
+
+    fn draft(&mut self, rows: &[DraftRow]) -> Result<&[f32], StageError> {
+        let last = self.stages.last_mut().ok_or_else(|| StageError::Engine("an empty chain".into()))?;
+        last.draft(rows)
+    }
+
+    /// Those of the first stage: every stage decides on the same inputs.
+    fn decisions(&self) -> &[SpanDecision] {
+        self.stages.first().map_or(&[], |stage| stage.decisions())
+    }
 }
 
 fn run<'a>(
@@ -111,7 +121,8 @@ fn run<'a>(
     })?;
     match output {
         StageOutput::Hidden(rows) if !rest.is_empty() => {
-            run(rest, &StageBatch { input: StageInput::Hidden(rows), rows: batch.rows }, index + 1)
+            let tokens = batch.token_ids();
+            run(rest, &StageBatch { input: StageInput::Hidden(rows), tokens, ..*batch }, index + 1)
         }
         output => Ok(output),
     }

@@ -3,12 +3,14 @@
 //! [`StageEngine`] is the seam between the scheduler and whatever runs the layers. Nothing above it knows about
 //! llama.cpp; nothing below it knows about requests.
 
+mod boundary;
 pub mod families;
 #[cfg(feature = "engine")]
 pub mod llama;
 pub mod local_chain;
 
-use crate::package::LayerRange;
+use crate::{package::LayerRange, policy};
+pub use boundary::{Boundary, TopK};
 
 /// One sequence (a *lane*) inside an engine's KV cache: `0..StageShape::n_seq_max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,8 +33,8 @@ pub struct Row {
 pub enum StageInput<'a> {
     /// Token ids `[n_rows]`, for a stage that owns the input boundary.
     Tokens(&'a [i32]),
-    /// Hidden rows `[n_rows, n_embd]`, row-major f32: the previous stage's output.
-    Hidden(&'a [f32]),
+    /// The previous stage's output.
+    Hidden(Boundary<'a>),
 }
 
 /// One forward pass. `rows.len()` is at most [`StageShape::n_batch`].
@@ -40,15 +42,87 @@ pub enum StageInput<'a> {
 pub struct StageBatch<'a> {
     /// Tokens or hidden rows, as many as `rows`.
     pub input: StageInput<'a>,
-    /// Sequence, position and output wish of each row.
+    /// Sequence, position and output wish of each row. The rows of one sequence are neighbours.
     pub rows: &'a [Row],
+    /// Token ids `[n_rows]` behind hidden rows: a stage with a draft head embeds them. Not needed with
+    /// [`StageInput::Tokens`].
+    pub tokens: Option<&'a [i32]>,
+    /// What the rows of each sequence are for. A sequence without a span counts as [`Purpose::Decode`] with one row,
+    /// as [`Purpose::Prefill`] of its rows with more.
+    pub spans: &'a [Span],
+}
+
+impl<'a> StageBatch<'a> {
+    /// A batch that says nothing about purpose.
+    pub fn new(input: StageInput<'a>, rows: &'a [Row]) -> Self {
+        Self { input, rows, tokens: None, spans: &[] }
+    }
+
+    /// Token ids of the rows, wherever they are.
+    pub fn token_ids(&self) -> Option<&'a [i32]> {
+        match self.input {
+            StageInput::Tokens(tokens) => Some(tokens),
+            StageInput::Hidden(_) => self.tokens,
+        }
+    }
+
+    /// The span of `seq`, if the batch has one.
+    pub fn span(&self, seq: SeqId) -> Option<&'a Span> {
+        self.spans.iter().find(|span| span.seq == seq)
+    }
+}
+
+/// What a sequence does in a pass, and how: the inputs of the policy resolver that rows do not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The sequence.
+    pub seq: SeqId,
+    /// What its rows are for.
+    pub purpose: Purpose,
+    /// The attention path that the request forces.
+    pub path: Option<policy::Path>,
+    /// Whether [`StageEngine::draft`] will be asked for this sequence, so that the draft head has to follow it from its
+    /// first row on.
+    pub drafts: bool,
+}
+
+/// What the rows of a sequence are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A piece of a prompt.
+    Prefill {
+        /// Tokens of the whole prompt: the length that decides between short and long.
+        prompt: u32,
+    },
+    /// The last token chosen.
+    Decode,
+    /// The last token chosen and drafts behind it.
+    Verify,
+}
+
+/// Asks for a guess of the token after `token`, which was chosen from the last row of `seq` and is not computed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftRow {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The token chosen last.
+    pub token: i32,
+}
+
+/// How the resolver decided for one sequence of a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpanDecision {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Path and reason.
+    pub decision: policy::Decision,
 }
 
 /// What leaves a stage, borrowed from the engine until its next call.
 #[derive(Clone, Copy, Debug)]
 pub enum StageOutput<'a> {
-    /// Hidden rows `[n_rows, n_embd]`, row-major f32, in batch order: the input of the next stage.
-    Hidden(&'a [f32]),
+    /// Hidden rows in batch order: the input of the next stage.
+    Hidden(Boundary<'a>),
     /// Logits `[n_output_rows, n_vocab]`, row-major f32, one row for each [`Row::output`], in batch order.
     Logits(&'a [f32]),
 }
@@ -72,6 +146,8 @@ pub struct StageShape {
     pub n_seq_max: u32,
     /// Rows of one forward pass at most.
     pub n_batch: u32,
+    /// Whether the stage has a draft head: [`StageEngine::draft`] works.
+    pub drafts: bool,
 }
 
 impl StageShape {
@@ -131,6 +207,22 @@ pub trait StageEngine: Send {
 
     /// Rows that `seq` holds.
     fn n_rows(&self, seq: SeqId) -> u32;
+
+    /// Logits `[rows.len(), n_vocab]`, row-major f32, of the draft head for the token after each row's token. The
+    /// sequence itself is not extended, and the guess binds nobody: only [`forward`](Self::forward) decides.
+    ///
+    /// Every pass of the sequence must have said so before ([`Span::drafts`]).
+    ///
+    /// # Errors
+    /// [`StageError::InvalidBatch`] when the stage has no draft head or it has not followed the sequence.
+    fn draft(&mut self, rows: &[DraftRow]) -> Result<&[f32], StageError> {
+        Err(StageError::InvalidBatch(format!("{} drafts asked of a stage without a draft head", rows.len())))
+    }
+
+    /// How the policy resolver decided for each sequence of the last pass; empty when the engine has no choice.
+    fn decisions(&self) -> &[SpanDecision] {
+        &[]
+    }
 }
 
 /// Refuses a sequence that the engine does not have.

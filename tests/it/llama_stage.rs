@@ -10,7 +10,7 @@ use skippy_stage::{
     gguf::{Array, Metadata, TensorSpec, Value},
     package::{LayerRange, Verify},
     stage::{
-        Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, llama::LlamaStage,
+        Boundary, Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, llama::LlamaStage,
         local_chain::LocalChain,
     },
     text::TextModel as _,
@@ -57,7 +57,7 @@ fn one_batch_may_mix_prompts_and_single_tokens_of_several_sequences() {
         }
         let mixed: Vec<Row> = [rows(0, 0, 6), rows(1, 0, 2)].concat();
         let tokens = [&PROMPT[..], &[7, 8]].concat();
-        let output = engine.forward(&StageBatch { input: StageInput::Tokens(&tokens), rows: &mixed }).unwrap();
+        let output = engine.forward(&StageBatch::new(StageInput::Tokens(&tokens), &mixed)).unwrap();
         let StageOutput::Logits(output) = output else { panic!("no logits") };
         let (a, b) = output.split_at(6 * n_vocab);
         assert_eq!((a, b), (&first[..], &second[..]), "neighbours must not change a sequence's rounding");
@@ -76,7 +76,7 @@ fn gaps_between_decoding_sequences_leave_no_trace() {
         }
         let held = logits(&mut engine, 2, 0, &[4, 4, 4]);
         let both = [rows(0, 6, 1), rows(3, 6, 1)].concat();
-        let output = engine.forward(&StageBatch { input: StageInput::Tokens(&[0, 3]), rows: &both }).unwrap();
+        let output = engine.forward(&StageBatch::new(StageInput::Tokens(&[0, 3]), &both)).unwrap();
         let StageOutput::Logits(output) = output else { panic!("no logits") };
         // These weights are F32, which ggml multiplies with another kernel for several rows than for one.
         assert!(largest_difference(output, &expected) < 1e-3);
@@ -102,7 +102,7 @@ fn a_full_sequence_between_two_that_decode_is_left_alone() {
         }
         // Without a bridge llama.cpp computes the two in two passes of its own.
         let both = [rows(0, 6, 1), rows(2, 6, 1)].concat();
-        let output = engine.forward(&StageBatch { input: StageInput::Tokens(&[0, 2]), rows: &both }).unwrap();
+        let output = engine.forward(&StageBatch::new(StageInput::Tokens(&[0, 2]), &both)).unwrap();
         assert!(matches!(output, StageOutput::Logits(output) if output == expected));
         assert_eq!([0, 1, 2].map(|seq| engine.n_rows(SeqId(seq))), [7, capacity, 7]);
     }
@@ -153,7 +153,7 @@ fn logits_come_for_the_rows_that_ask_and_in_order() {
         for (row, wanted) in some.iter_mut().zip([false, true, false, false, true, false]) {
             row.output = wanted;
         }
-        let output = engine.forward(&StageBatch { input: StageInput::Tokens(&PROMPT), rows: &some }).unwrap();
+        let output = engine.forward(&StageBatch::new(StageInput::Tokens(&PROMPT), &some)).unwrap();
         let StageOutput::Logits(output) = output else { panic!("no logits") };
         assert_eq!(output.len(), 2 * n_vocab);
         assert!(largest_difference(&output[..n_vocab], &all[n_vocab..2 * n_vocab]) < 1e-3);
@@ -161,7 +161,7 @@ fn logits_come_for_the_rows_that_ask_and_in_order() {
 
         some.iter_mut().for_each(|row| row.output = false);
         engine.truncate(SeqId(1), 0).unwrap();
-        let output = engine.forward(&StageBatch { input: StageInput::Tokens(&PROMPT), rows: &some }).unwrap();
+        let output = engine.forward(&StageBatch::new(StageInput::Tokens(&PROMPT), &some)).unwrap();
         assert!(matches!(output, StageOutput::Logits([])));
     }
 }
@@ -187,9 +187,9 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
             assert!(matches!(error, StageError::InvalidBatch(_)), "{error:?}");
             assert!(error.to_string().contains(expected), "{error}");
         }
-        let error = engine.forward(&StageBatch { input: StageInput::Tokens(&[1; 65]), rows: &many }).unwrap_err();
+        let error = engine.forward(&StageBatch::new(StageInput::Tokens(&[1; 65]), &many)).unwrap_err();
         assert!(error.to_string().contains("65 rows, allowed 1 to 64"), "{error}");
-        let hidden = engine.forward(&StageBatch { input: StageInput::Hidden(&[0.0; 64]), rows: &[row(1, 0)] });
+        let hidden = engine.forward(&StageBatch::new(StageInput::Hidden(Boundary::new(&[0.0; 64])), &[row(1, 0)]));
         assert!(hidden.unwrap_err().to_string().contains("hidden rows for the first stage"));
         assert_eq!([0, 1, 2, 3].map(|seq| engine.n_rows(SeqId(seq))), [6, 0, 0, 0]);
     }
@@ -206,7 +206,7 @@ fn llama_cpp_23652_a_full_cache_is_an_error_and_the_others_go_on() {
         let mut pos = 0;
         let error = loop {
             let tokens = [1; 64];
-            match engine.forward(&StageBatch { input: StageInput::Tokens(&tokens), rows: &rows(0, pos, 64) }) {
+            match engine.forward(&StageBatch::new(StageInput::Tokens(&tokens), &rows(0, pos, 64))) {
                 Ok(_) => pos += 64,
                 Err(error) => break error,
             }
@@ -228,17 +228,19 @@ fn a_stage_takes_and_gives_what_its_boundaries_say() {
     assert_eq!([first.shape().n_vocab, middle.shape().n_vocab, last.shape().n_vocab], [0, 0, 128]);
     assert!(first.text().is_none() && last.text().is_some_and(|text| text.n_vocab() == 128));
 
-    let batch = StageBatch { input: StageInput::Tokens(&PROMPT), rows: &rows(0, 0, 6) };
+    let batch = StageBatch::new(StageInput::Tokens(&PROMPT), &rows(0, 0, 6));
     let Ok(StageOutput::Hidden(hidden)) = first.forward(&batch) else { panic!("no hidden rows") };
     assert_eq!(hidden.len(), 6 * 64);
     let hidden = hidden.to_vec();
     let tokens_inside = middle.forward(&batch).unwrap_err();
     assert!(tokens_inside.to_string().contains("token ids for layers 2..5"), "{tokens_inside}");
-    let short = StageBatch { input: StageInput::Hidden(&hidden[1..]), rows: &rows(0, 0, 6) };
+    let short = StageBatch::new(StageInput::Hidden(Boundary::new(&hidden.rows[1..])), &rows(0, 0, 6));
     let narrow = middle.forward(&short).unwrap_err();
     assert!(narrow.to_string().contains("383 floats for 6 rows of width 64"), "{narrow}");
-    let whole = StageBatch { input: StageInput::Hidden(&hidden), rows: &rows(0, 0, 6) };
-    assert!(matches!(middle.forward(&whole), Ok(StageOutput::Hidden(rows)) if rows.len() == 6 * 64 && rows != hidden));
+    let whole = StageBatch::new(StageInput::Hidden(hidden), &rows(0, 0, 6));
+    assert!(
+        matches!(middle.forward(&whole), Ok(StageOutput::Hidden(out)) if out.rows.len() == 6 * 64 && out != hidden)
+    );
 }
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {

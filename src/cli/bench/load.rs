@@ -10,7 +10,7 @@ use crate::{
     },
     package::{LayerRange, Package, StageFiles, Verify},
     stage::{
-        Row, SeqId, StageBatch, StageEngine as _, StageInput,
+        Boundary, Row, SeqId, StageBatch, StageEngine as _, StageInput,
         llama::{LlamaStage, LlamaStageOptions},
     },
 };
@@ -171,8 +171,9 @@ fn stage_memory(args: &LoadArgs, range: LayerRange, pool: &Arc<Threadpool>) -> a
     let n_rows = options(args).n_batch;
     let rows: Vec<Row> = (0..n_rows).map(|pos| Row { seq: SeqId(0), pos, output: pos + 1 == n_rows }).collect();
     let (tokens, hidden) = (vec![1; rows.len()], vec![0.5; rows.len() * stage.shape().n_embd]);
-    let input = if range.start() == 0 { StageInput::Tokens(&tokens) } else { StageInput::Hidden(&hidden) };
-    stage.forward(&StageBatch { input, rows: &rows })?;
+    let input =
+        if range.start() == 0 { StageInput::Tokens(&tokens) } else { StageInput::Hidden(Boundary::new(&hidden)) };
+    stage.forward(&StageBatch::new(input, &rows))?;
     let anonymous_bytes = anonymous_bytes()?.saturating_sub(before);
     Ok(StageMemory { layers: range.to_string(), tensor_bytes, anonymous_bytes, kv_bytes })
 }

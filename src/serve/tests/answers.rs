@@ -146,7 +146,7 @@ fn logits_after(history: &[i32]) -> Vec<f32> {
     let mut engine = FakeEngine::new(&FakeText::new(), 1, 64, 64);
     let row = |pos| Row { seq: SeqId(0), pos, output: pos as usize + 1 == history.len() };
     let rows: Vec<Row> = (0..history.len() as u32).map(row).collect();
-    match engine.forward(&StageBatch { input: StageInput::Tokens(history), rows: &rows }).unwrap() {
+    match engine.forward(&StageBatch::new(StageInput::Tokens(history), &rows)).unwrap() {
         StageOutput::Logits(logits) => logits.to_vec(),
         StageOutput::Hidden(_) => unreachable!(),
     }

@@ -10,7 +10,7 @@ mod passes;
 mod virtual_gguf;
 
 use super::{
-    Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
+    Boundary, Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
     families::{self, CutError, EmbeddingScale},
 };
 use crate::{
@@ -198,6 +198,7 @@ impl LlamaStage {
             n_ctx_seq: context.n_ctx_seq(),
             n_seq_max: options.n_seq_max,
             n_batch,
+            drafts: false,
         };
         let can_forget = !model.is_recurrent_or_hybrid();
         let rows_held = vec![0; options.n_seq_max as usize];
@@ -221,8 +222,8 @@ impl LlamaStage {
             (StageInput::Tokens(tokens), true) if tokens.len() != batch.rows.len() => {
                 return refuse(format!("{} token ids for {} rows", tokens.len(), batch.rows.len()));
             }
-            (StageInput::Hidden(rows), false) if rows.len() != batch.rows.len() * self.shape.n_embd => {
-                let (got, rows, width) = (rows.len(), batch.rows.len(), self.shape.n_embd);
+            (StageInput::Hidden(hidden), false) if hidden.rows.len() != batch.rows.len() * self.shape.n_embd => {
+                let (got, rows, width) = (hidden.rows.len(), batch.rows.len(), self.shape.n_embd);
                 return refuse(format!("{got} floats for {rows} rows of width {width}"));
             }
             _ => {}
@@ -255,8 +256,8 @@ impl StageEngine for LlamaStage {
         Ok(match (self.shape.owns_output(), whole) {
             (true, true) => StageOutput::Logits(self.context.logits()),
             (true, false) => StageOutput::Logits(&self.output),
-            (false, true) => StageOutput::Hidden(self.context.hidden()),
-            (false, false) => StageOutput::Hidden(&self.output),
+            (false, true) => StageOutput::Hidden(Boundary::new(self.context.hidden())),
+            (false, false) => StageOutput::Hidden(Boundary::new(&self.output)),
         })
     }
 

@@ -3,7 +3,7 @@
 use super::{LlamaStage, groups::Member};
 use crate::{
     llama::{DecodeInput, LlamaError},
-    stage::{SeqId, StageBatch, StageEngine as _, StageError, StageInput},
+    stage::{Boundary, SeqId, StageBatch, StageEngine as _, StageError, StageInput},
 };
 
 /// The per-row arrays of one pass, reused.
@@ -35,7 +35,7 @@ impl LlamaStage {
             match (&batch.input, member) {
                 (StageInput::Tokens(tokens), Member::Row(index)) => self.pass.tokens.push(tokens[*index]),
                 (StageInput::Tokens(_), Member::Bridge(_)) => self.pass.tokens.push(0),
-                (StageInput::Hidden(rows), Member::Row(index)) => {
+                (StageInput::Hidden(Boundary { rows, .. }), Member::Row(index)) => {
                     self.pass.hidden.extend_from_slice(&rows[index * n_embd..(index + 1) * n_embd]);
                 }
                 (StageInput::Hidden(_), Member::Bridge(_)) => {

@@ -32,7 +32,7 @@ pub(crate) fn rows(seq: u32, pos: u32, n: usize) -> Vec<Row> {
 /// Logits of `tokens` appended to `seq`, which holds `pos` rows.
 pub(crate) fn logits(engine: &mut dyn StageEngine, seq: u32, pos: u32, tokens: &[i32]) -> Vec<f32> {
     let rows = rows(seq, pos, tokens.len());
-    match engine.forward(&StageBatch { input: StageInput::Tokens(tokens), rows: &rows }).unwrap() {
+    match engine.forward(&StageBatch::new(StageInput::Tokens(tokens), &rows)).unwrap() {
         StageOutput::Logits(logits) => logits.to_vec(),
         StageOutput::Hidden(_) => panic!("hidden rows from a stage that owns the output"),
     }
