@@ -183,7 +183,7 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
             (&[], &[], "0 rows"),
         ];
         for (tokens, rows, expected) in cases {
-            let error = engine.forward(&StageBatch { input: StageInput::Tokens(tokens), rows }).unwrap_err();
+            let error = engine.forward(&StageBatch::new(StageInput::Tokens(tokens), rows)).unwrap_err();
             assert!(matches!(error, StageError::InvalidBatch(_)), "{error:?}");
             assert!(error.to_string().contains(expected), "{error}");
         }
@@ -230,8 +230,9 @@ fn a_stage_takes_and_gives_what_its_boundaries_say() {
 
     let batch = StageBatch::new(StageInput::Tokens(&PROMPT), &rows(0, 0, 6));
     let Ok(StageOutput::Hidden(hidden)) = first.forward(&batch) else { panic!("no hidden rows") };
-    assert_eq!(hidden.len(), 6 * 64);
-    let hidden = hidden.to_vec();
+    assert_eq!(hidden.rows.len(), 6 * 64);
+    let rows_out = hidden.rows.to_vec();
+    let hidden = Boundary::new(&rows_out);
     let tokens_inside = middle.forward(&batch).unwrap_err();
     assert!(tokens_inside.to_string().contains("token ids for layers 2..5"), "{tokens_inside}");
     let short = StageBatch::new(StageInput::Hidden(Boundary::new(&hidden.rows[1..])), &rows(0, 0, 6));
