@@ -228,17 +228,18 @@ fn a_stage_takes_and_gives_what_its_boundaries_say() {
     assert_eq!([first.shape().n_vocab, middle.shape().n_vocab, last.shape().n_vocab], [0, 0, 128]);
     assert!(first.text().is_none() && last.text().is_some_and(|text| text.n_vocab() == 128));
 
-    let batch = StageBatch::new(StageInput::Tokens(&PROMPT), &rows(0, 0, 6));
+    let six = rows(0, 0, 6);
+    let batch = StageBatch::new(StageInput::Tokens(&PROMPT), &six);
     let Ok(StageOutput::Hidden(hidden)) = first.forward(&batch) else { panic!("no hidden rows") };
     assert_eq!(hidden.rows.len(), 6 * 64);
     let rows_out = hidden.rows.to_vec();
     let hidden = Boundary::new(&rows_out);
     let tokens_inside = middle.forward(&batch).unwrap_err();
     assert!(tokens_inside.to_string().contains("token ids for layers 2..5"), "{tokens_inside}");
-    let short = StageBatch::new(StageInput::Hidden(Boundary::new(&hidden.rows[1..])), &rows(0, 0, 6));
+    let short = StageBatch::new(StageInput::Hidden(Boundary::new(&hidden.rows[1..])), &six);
     let narrow = middle.forward(&short).unwrap_err();
     assert!(narrow.to_string().contains("383 floats for 6 rows of width 64"), "{narrow}");
-    let whole = StageBatch::new(StageInput::Hidden(hidden), &rows(0, 0, 6));
+    let whole = StageBatch::new(StageInput::Hidden(hidden), &six);
     assert!(
         matches!(middle.forward(&whole), Ok(StageOutput::Hidden(out)) if out.rows.len() == 6 * 64 && out != hidden)
     );
