@@ -30,11 +30,13 @@ fn name_the_commit() {
 mod engine {
     use std::{env, path::PathBuf};
 
-    const SOURCES: [&str; 2] = ["kernels/guard.cpp", "kernels/segments.cpp"];
+    const SOURCES: [&str; 4] =
+        ["kernels/guard.cpp", "kernels/matmul_rows.cpp", "kernels/segments.cpp", "kernels/sparse.cpp"];
     const HEADER: &str = "kernels/skippy_kernels.h";
+    const OTHER_HEADERS: [&str; 1] = ["kernels/rows.h"];
 
     pub(crate) fn build() {
-        for file in SOURCES.iter().chain([&HEADER]) {
+        for file in SOURCES.iter().chain([&HEADER]).chain(&OTHER_HEADERS) {
             println!("cargo:rerun-if-changed={file}");
         }
         println!("cargo:rustc-env=SKIPPY_BUILD_LLAMA=llama-cpp-sys-2 {}", pinned_version());

@@ -36,6 +36,10 @@ int32_t skippy_decode(llama_context * ctx, const llama_batch * batch, char * err
     return guarded(err, err_len, [&] { return llama_decode(ctx, *batch); });
 }
 
+int32_t skippy_graph_compute(ggml_backend_t backend, ggml_cgraph * graph, char * err, size_t err_len) {
+    return guarded(err, err_len, [&] { return (int32_t) ggml_backend_graph_compute(backend, graph); });
+}
+
 int32_t skippy_tokenize(
         const llama_vocab * vocab,
         const char * text,

@@ -15,6 +15,8 @@
 
 #include "llama.h"
 
+#include "ggml-backend.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -79,6 +81,37 @@ struct skippy_segment {
 // Opens the concatenation of the segments for reading. The table is copied; the bytes are not, and must outlive the
 // FILE. Close with fclose. NULL with errno set on failure, or when the platform has neither fopencookie nor funopen.
 FILE * skippy_segments_open(const struct skippy_segment * segments, size_t n_segments);
+
+// ---- operations of a ggml graph -----------------------------------------------------------------------------------
+//
+// Bodies for ggml_custom_4d, CPU only. Each reads shapes from dst and its sources, which the caller has checked, and
+// divides the work by thread number. Results do not depend on the number of threads or on how many tokens T a call
+// holds. A "cache" is any 2-D tensor of rows that ggml can turn into f32.
+
+// ggml_backend_graph_compute with exceptions caught. Returns the status or SKIPPY_EXCEPTION.
+int32_t skippy_graph_compute(ggml_backend_t backend, struct ggml_cgraph * graph, char * err, size_t err_len);
+
+// dst f32 [M, n, B] = weight [K, M, B] x rows f32 [K, n, B]. Each column has the bits that ggml's own product gives for
+// one column alone; the weight is read once for all n.
+// src: weight (any type with a dot product), rows (elements of a row contiguous). userdata: unused.
+void skippy_op_matmul_rows(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// Indexer scores: dst f32 [n_kv, T] = sum over heads h of weight[h,t] * relu(query[:,h,t] . key[:,j]).
+// src: query f32 [D, H, T], cache of keys [D, n_kv], weights f32 [H, T], all contiguous but for the cache's row stride.
+void skippy_op_index(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// Selection: dst i32 [k, T], ascending positions of the k largest of the first `visible[t]` scores of each row, ties to
+// the lowest position; all visible ones, then -1, when there are no more than k.
+// src: scores f32 [n_kv, T], visible i32 [T].
+void skippy_op_select(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// dst f16 [n_kv, T]: 0 where the list of a row names the position, -inf elsewhere. src: list i32 [k, T].
+void skippy_op_list_mask(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// Attention on listed rows where they lie: dst f32 [V, H, T], online softmax of scale * query . row over the rows that
+// the list names, values being the first V elements of a row.
+// src: query f32 [W, H, T] contiguous, cache [W, n_kv], list i32 [k, T], entries of -1 ignored. userdata: const float * scale.
+void skippy_op_attend_listed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,8 @@
 //! scheduling and their tests remain.
 
 pub mod cli;
+#[cfg(feature = "engine")]
+pub mod ggml;
 pub mod gguf;
 pub mod http;
 #[cfg(feature = "engine")]

@@ -65,6 +65,12 @@ impl GgufFile {
     }
 }
 
+impl AsRef<[u8]> for GgufFile {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 fn map_file(path: &Path) -> Result<Mmap, GgufError> {
     let io = |doing| move |error| GgufError::Io { doing, error };
     // Looked at before it is opened: opening a named pipe would wait for its other end.

@@ -35,7 +35,7 @@ impl Threadpool {
         self.n_threads
     }
 
-    pub(super) fn as_ptr(&self) -> *mut sys::ggml_threadpool {
+    pub(crate) fn as_ptr(&self) -> *mut sys::ggml_threadpool {
         self.ptr.as_ptr()
     }
 }

@@ -4,6 +4,8 @@
 //! llama.cpp; nothing below it knows about requests.
 
 mod boundary;
+#[cfg(feature = "engine")]
+pub mod dsa;
 pub mod families;
 #[cfg(feature = "engine")]
 pub mod llama;

@@ -7,6 +7,8 @@ mod package_cli;
 mod pin;
 
 #[cfg(feature = "engine")]
+mod dsa_parity;
+#[cfg(feature = "engine")]
 mod greedy;
 #[cfg(feature = "engine")]
 mod llama_stage;

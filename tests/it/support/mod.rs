@@ -1,6 +1,8 @@
 //! What several integration tests need: real models, random models, and packages made of both.
 
 #[cfg(feature = "engine")]
+pub(crate) mod dsa;
+#[cfg(feature = "engine")]
 pub(crate) mod engine;
 pub(crate) mod random_model;
 

@@ -1,0 +1,78 @@
+// Reading rows of any ggml type as f32, and the small vectors that the kernels compute with.
+
+#ifndef SKIPPY_ROWS_H
+#define SKIPPY_ROWS_H
+
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace skippy {
+
+// Eight floats; the compiler maps them to whatever the target has.
+typedef float f32x8 __attribute__((vector_size(32), aligned(4)));
+
+inline f32x8 load8(const float * p) {
+    f32x8 v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline void store8(float * p, f32x8 v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+inline f32x8 splat8(float x) {
+    return f32x8{ x, x, x, x, x, x, x, x };
+}
+
+// The parts of 0..n that thread ith of nth takes: contiguous, in whole steps.
+struct Share {
+    int64_t begin;
+    int64_t end;
+    Share(int64_t n, int64_t step, int ith, int nth) {
+        const int64_t steps = (n + step - 1) / step;
+        begin               = std::min(n, steps * ith / nth * step);
+        end                 = std::min(n, steps * (ith + 1) / nth * step);
+    }
+};
+
+// Row `index` of a 2-D tensor as f32: `scratch` unless the tensor is f32 already.
+class RowReader {
+  public:
+    explicit RowReader(const ggml_tensor * tensor)
+        : base((const char *) tensor->data), stride(tensor->nb[1]), width(tensor->ne[0]),
+          to_float(tensor->type == GGML_TYPE_F32 ? nullptr : ggml_get_type_traits(tensor->type)->to_float) {}
+
+    const float * row(int64_t index, float * scratch) const {
+        const char * bytes = base + index * (int64_t) stride;
+        if (to_float == nullptr) {
+            return (const float *) bytes;
+        }
+        to_float(bytes, scratch, width);
+        return scratch;
+    }
+
+  private:
+    const char *    base;
+    size_t          stride;
+    int64_t         width;
+    ggml_to_float_t to_float;
+};
+
+// Memory of one thread that grows once and stays. Alone: each call site has its own `Tag`.
+template <typename Tag> float * scratch(size_t n) {
+    static thread_local std::vector<float> memory;
+    if (memory.size() < n) {
+        memory.resize(n);
+    }
+    return memory.data();
+}
+
+} // namespace skippy
+
+#endif

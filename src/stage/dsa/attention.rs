@@ -1,0 +1,107 @@
+//! The attention paths of one layer over the rows of a span. All give the same values up to rounding.
+//!
+//! Queries are absorbed: `[latent + rope, heads, n]`. A cache row is key and, in its first `latent` elements, value.
+
+use super::{
+    dims::Dims,
+    spans::{FEW_ROWS, SpanPlan},
+};
+use crate::{
+    ggml::{Graph, Tensor},
+    policy::Path,
+};
+
+pub(super) struct Attention<'a, 'g> {
+    pub(super) g: &'a Graph<'g>,
+    pub(super) dims: &'a Dims,
+    /// The layer's cache `[latent + rope, all rows]`.
+    pub(super) rows: Tensor<'g>,
+}
+
+impl<'g> Attention<'_, 'g> {
+    /// Values `[latent, heads, span rows]`; `lists` has one selection for each chunk of the plan.
+    pub(super) fn span(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, lists: &[Tensor<'g>]) -> Tensor<'g> {
+        let mut parts = Vec::new();
+        if plan.covered > 0 {
+            parts.push(self.covered(query, plan));
+        }
+        match plan.work.path {
+            Path::Dense if plan.work.n > FEW_ROWS as i64 && !plan.chunks.is_empty() => {
+                parts.push(self.masked_at_once(query, plan, lists))
+            }
+            path => {
+                for (chunk, list) in plan.chunks.iter().zip(lists) {
+                    let part = self.g.slices(query, plan.work.first + chunk.first, chunk.n);
+                    let rows = self.visible(plan, chunk.n_kv);
+                    parts.push(match path {
+                        Path::CompactFlash | Path::SparseChunked => self.compact(part, rows, *list),
+                        Path::DirectSparse => {
+                            self.g.attend_listed(part, rows, *list, self.dims.latent, self.dims.score_scale)
+                        }
+                        Path::Dense | Path::Fallback => self.masked(part, rows, *list),
+                    });
+                }
+            }
+        }
+        parts.into_iter().reduce(|all, part| self.g.concat(all, part, 2)).unwrap_or(query)
+    }
+
+    /// The first `n_kv` rows of the span's sequence.
+    fn visible(&self, plan: &SpanPlan<'g>, n_kv: i64) -> Tensor<'g> {
+        self.g.rows(self.rows, plan.work.base, n_kv)
+    }
+
+    /// Rows that see no more than top-k rows: everything, without any selection.
+    fn covered(&self, query: Tensor<'g>, plan: &SpanPlan<'g>) -> Tensor<'g> {
+        let (g, work) = (self.g, &plan.work);
+        match plan.causal {
+            Some(mask) => {
+                let query = g.permute(g.slices(query, work.first, plan.covered), [0, 2, 1, 3]);
+                self.flash(query, self.visible(plan, work.pos + plan.covered), Some(mask))
+            }
+            None => {
+                let one = |row| {
+                    let rows = self.visible(plan, work.pos + row + 1);
+                    self.one_row(g.slices(query, work.first + row, 1), rows)
+                };
+                (1..plan.covered).fold(one(0), |all, row| g.concat(all, one(row), 2))
+            }
+        }
+    }
+
+    /// One row that attends to all of `rows`: its heads are the queries, since they share keys.
+    fn one_row(&self, query: Tensor<'g>, rows: Tensor<'g>) -> Tensor<'g> {
+        let values = self.flash(query, rows, None);
+        self.g.reshape(values, [self.dims.latent, self.dims.heads, 1, 1])
+    }
+
+    /// Gathers what the lists name as f32, then flash attention with the heads of a row as its queries.
+    fn compact(&self, query: Tensor<'g>, rows: Tensor<'g>, list: Tensor<'g>) -> Tensor<'g> {
+        let (g, d) = (self.g, self.dims);
+        let n = query.shape()[2];
+        let flat = g.reshape(list, [d.top_k * n, 1, 1, 1]);
+        let picked = g.reshape(g.get_rows(rows, flat), [d.row(), d.top_k, 1, n]);
+        let query = g.reshape(query, [d.row(), d.heads, 1, n]);
+        let values = g.flash_attention(query, picked, g.prefix(picked, d.latent), None, d.score_scale);
+        g.reshape(values, [d.latent, d.heads, n, 1])
+    }
+
+    /// Flash attention on all rows under a mask of the lists.
+    fn masked(&self, query: Tensor<'g>, rows: Tensor<'g>, list: Tensor<'g>) -> Tensor<'g> {
+        let mask = self.g.list_mask(list, rows.shape()[1]);
+        self.flash(self.g.permute(query, [0, 2, 1, 3]), rows, Some(mask))
+    }
+
+    /// [`Attention::masked`] for all selecting rows of the span, under one mask.
+    fn masked_at_once(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, lists: &[Tensor<'g>]) -> Tensor<'g> {
+        let g = self.g;
+        let Some(list) = lists.iter().copied().reduce(|all, list| g.concat(all, list, 1)) else { return query };
+        let query = g.slices(query, plan.work.first + plan.covered, plan.work.n - plan.covered);
+        self.masked(query, self.visible(plan, plan.work.pos + plan.work.n), list)
+    }
+
+    fn flash(&self, query: Tensor<'g>, rows: Tensor<'g>, mask: Option<Tensor<'g>>) -> Tensor<'g> {
+        let values = self.g.prefix(rows, self.dims.latent);
+        self.g.flash_attention(query, rows, values, mask, self.dims.score_scale)
+    }
+}

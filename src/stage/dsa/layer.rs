@@ -1,0 +1,217 @@
+//! One transformer layer as a graph: MLA in absorbed form, the indexer's keys and queries, dense or routed FFN.
+
+use super::{
+    attention::Attention,
+    cache::LayerCache,
+    dims::Dims,
+    spans::{SpanPlan, SpanWork},
+    weights::{Ffn, Glu, Indexer, Layer},
+};
+use crate::{
+    ggml::{Graph, Tensor},
+    package::glm_dsa::INDEXER_NORM_EPS,
+};
+
+/// What the layers of a pass share.
+pub(super) struct Pass<'a, 'g> {
+    pub(super) g: &'a Graph<'g>,
+    pub(super) dims: &'a Dims,
+    /// Positions `[n]`.
+    pub(super) pos: Tensor<'g>,
+    /// Few rows: products whose columns have the same bits whatever else is in the pass.
+    pub(super) few: bool,
+}
+
+/// The selection of each span, for shared layers: one tensor for each chunk of its plan.
+pub(super) type Lists<'g> = Vec<Vec<Tensor<'g>>>;
+
+impl<'a, 'g> Pass<'a, 'g> {
+    /// weight x columns.
+    pub(super) fn mm(&self, w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
+        if self.few { self.g.mul_mat_rows(w, x) } else { self.g.mul_mat(w, x) }
+    }
+
+    /// Hidden rows `[n_embd, n]` through `layer`. `lists` is replaced on full layers and read on shared ones.
+    pub(super) fn layer(
+        &self,
+        x: Tensor<'g>,
+        layer: &'g Layer,
+        cache: &'g LayerCache,
+        spans: &[SpanPlan<'g>],
+        lists: &mut Lists<'g>,
+    ) -> Tensor<'g> {
+        let g = self.g;
+        let normed = g.rms_norm(x, g.leaf(&layer.attn_norm), self.dims.eps);
+        self.store(normed, layer, cache, spans.iter().map(|plan| &plan.work));
+        self.attend(x, normed, layer, cache, spans, lists)
+    }
+
+    /// The layer behind its cache: attention of `normed`, then feed-forward, both added to `x`.
+    pub(super) fn attend(
+        &self,
+        x: Tensor<'g>,
+        normed: Tensor<'g>,
+        layer: &'g Layer,
+        cache: &'g LayerCache,
+        spans: &[SpanPlan<'g>],
+        lists: &mut Lists<'g>,
+    ) -> Tensor<'g> {
+        let g = self.g;
+        let latent = self.query_latent(normed, layer);
+        if let (Some(indexer), Some(keys)) = (&layer.indexer, &cache.keys) {
+            *lists = self.select(normed, latent, indexer, g.leaf(keys), spans);
+        }
+        let query = self.query(latent, layer);
+        let attention = Attention { g, dims: self.dims, rows: g.leaf(&cache.rows) };
+        let parts = spans.iter().zip(lists.iter()).map(|(plan, lists)| attention.span(query, plan, lists));
+        let Some(values) = parts.reduce(|all, part| g.concat(all, part, 2)) else { return x };
+        let x = g.add(self.project_out(values, layer), x);
+        self.ffn(x, layer)
+    }
+
+    /// Writes the cache rows, and on full layers the indexer keys, of all rows.
+    pub(super) fn store<'s>(
+        &self,
+        normed: Tensor<'g>,
+        layer: &'g Layer,
+        cache: &'g LayerCache,
+        spans: impl Iterator<Item = &'s SpanWork> + Clone,
+    ) {
+        let (g, d) = (self.g, self.dims);
+        let n = normed.shape()[1];
+        let kv = self.mm(g.leaf(&layer.kv_a), normed);
+        let latent = g.rms_norm(g.columns(kv, 0, d.latent), g.leaf(&layer.kv_a_norm), d.eps);
+        let [_, stride, ..] = kv.strides();
+        let key = g.view(kv, [d.rope, 1, n], [stride, stride], d.latent as usize * 4);
+        let key = g.reshape(g.rope(key, self.pos, &d.rotary), [d.rope, n, 1, 1]);
+        let rows = g.concat(latent, key, 0);
+        self.store_rows(rows, g.leaf(&cache.rows), spans.clone());
+        if let (Some(indexer), Some(keys)) = (&layer.indexer, &cache.keys) {
+            let key = self.mm(g.leaf(&indexer.k), normed);
+            let key = g.layer_norm(key, g.leaf(&indexer.k_norm), g.leaf(&indexer.k_bias), INDEXER_NORM_EPS);
+            let key = g.reshape(key, [d.indexer_dim, 1, n, 1]);
+            let key = g.reshape(g.rope(key, self.pos, &d.indexer_rotary), [d.indexer_dim, n, 1, 1]);
+            self.store_rows(key, g.leaf(keys), spans);
+        }
+    }
+
+    fn store_rows<'s>(&self, rows: Tensor<'g>, cache: Tensor<'g>, spans: impl Iterator<Item = &'s SpanWork>) {
+        for span in spans {
+            let part = self.g.rows(rows, span.first, span.n);
+            self.g.store(part, self.g.rows(cache, span.base + span.pos, span.n));
+        }
+    }
+
+    /// The normed low-rank query `[q_lora, n]`, which attention and indexer share.
+    fn query_latent(&self, normed: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
+        let g = self.g;
+        g.rms_norm(self.mm(g.leaf(&layer.q_a), normed), g.leaf(&layer.q_a_norm), self.dims.eps)
+    }
+
+    /// Absorbed queries `[latent + rope, heads, n]`.
+    fn query(&self, latent: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
+        let (g, d) = (self.g, self.dims);
+        let n = latent.shape()[1];
+        let q = self.mm(g.leaf(&layer.q_b), latent);
+        let (head, all) = ((d.nope + d.rope) as usize * 4, (d.nope + d.rope) as usize * 4 * d.heads as usize);
+        let nope = g.view(q, [d.nope, d.heads, n], [head, all], 0);
+        let rope = g.view(q, [d.rope, d.heads, n], [head, all], d.nope as usize * 4);
+        let rope = g.rope(rope, self.pos, &d.rotary);
+        let absorbed = self.mm(g.leaf(&layer.k_b), g.permute(nope, [0, 2, 1, 3]));
+        g.concat(g.permute(absorbed, [0, 2, 1, 3]), rope, 0)
+    }
+
+    /// Positions of the largest scores of the indexer for each span's chunks.
+    fn select(
+        &self,
+        normed: Tensor<'g>,
+        latent: Tensor<'g>,
+        indexer: &'g Indexer,
+        keys: Tensor<'g>,
+        spans: &[SpanPlan<'g>],
+    ) -> Lists<'g> {
+        let (g, d) = (self.g, self.dims);
+        if spans.iter().all(|plan| plan.chunks.is_empty()) {
+            // Every row sees at most top-k rows: nothing to choose, nothing to score.
+            return vec![Vec::new(); spans.len()];
+        }
+        let n = normed.shape()[1];
+        let query = self.mm(g.leaf(&indexer.q_b), latent);
+        let query = g.reshape(query, [d.indexer_dim, d.indexer_heads, n, 1]);
+        let query = g.rope(query, self.pos, &d.indexer_rotary);
+        let weights = g.scale(self.mm(g.leaf(&indexer.weights), normed), d.indexer_scale);
+        let chunk_lists = |plan: &SpanPlan<'g>| {
+            let list = |chunk: &super::spans::Chunk<'g>| {
+                let first = plan.work.first + chunk.first;
+                let keys = g.rows(keys, plan.work.base, chunk.n_kv);
+                let scores = g.index(g.slices(query, first, chunk.n), keys, g.rows(weights, first, chunk.n));
+                g.select(scores, chunk.visible, d.top_k)
+            };
+            plan.chunks.iter().map(list).collect()
+        };
+        spans.iter().map(chunk_lists).collect()
+    }
+
+    /// Values in latent space `[latent, heads, n]` back to hidden rows.
+    fn project_out(&self, values: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
+        let (g, d) = (self.g, self.dims);
+        let n = values.shape()[2];
+        let values = self.mm(g.leaf(&layer.v_b), g.permute(values, [0, 2, 1, 3]));
+        let flat = g.reshape(g.cont(g.permute(values, [0, 2, 1, 3])), [d.v_dim * d.heads, n, 1, 1]);
+        self.mm(g.leaf(&layer.out), flat)
+    }
+
+    /// The second half of a layer, residual included.
+    fn ffn(&self, x: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
+        let g = self.g;
+        let normed = g.rms_norm(x, g.leaf(&layer.ffn_norm), self.dims.eps);
+        let out = match &layer.ffn {
+            Ffn::Dense(glu) => self.glu(normed, glu),
+            Ffn::Experts { router, bias, routed, shared } => {
+                let bias = bias.as_ref().map(|bias| g.leaf(bias));
+                let routed = self.experts(normed, g.leaf(router), bias, routed);
+                match shared {
+                    Some(shared) => g.add(routed, self.glu(normed, shared)),
+                    None => routed,
+                }
+            }
+        };
+        g.add(out, x)
+    }
+
+    fn glu(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
+        let g = self.g;
+        let inner = g.swiglu(self.mm(g.leaf(&glu.gate), x), self.mm(g.leaf(&glu.up), x));
+        self.mm(g.leaf(&glu.down), inner)
+    }
+
+    /// Routed experts. The correction bias takes part in the choice only; weights are the plain sigmoid scores of the
+    /// chosen experts, normalised and scaled.
+    fn experts(&self, x: Tensor<'g>, router: Tensor<'g>, bias: Option<Tensor<'g>>, routed: &'g Glu) -> Tensor<'g> {
+        let (g, d) = (self.g, self.dims);
+        let n = x.shape()[1];
+        let scores = g.sigmoid(self.mm(router, x));
+        let biased = bias.map_or(scores, |bias| g.add(scores, bias));
+        let ids = g.argsort_top_k(biased, d.experts_used);
+        let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
+        let mut weights = g.reshape(weights, [d.experts_used, n, 1, 1]);
+        if d.expert_norm {
+            let sum = g.at_least(g.sum_rows(weights), MIN_WEIGHT_SUM);
+            weights = g.div(weights, sum);
+        }
+        let weights = g.reshape(g.scale(weights, d.expert_scale), [1, d.experts_used, n, 1]);
+        let x = g.reshape(x, [d.n_embd, 1, n, 1]);
+        let gate = g.mul_mat_id(g.leaf(&routed.gate), x, ids);
+        let up = g.mul_mat_id(g.leaf(&routed.up), x, ids);
+        let down = g.mul_mat_id(g.leaf(&routed.down), g.swiglu(gate, up), ids);
+        let weighted = g.mul(down, weights);
+        // Added one by one, in the order of the scores: the sum does not depend on the number of rows.
+        let [_, stride, outer, _] = weighted.strides();
+        let one = |i: i64| g.view(weighted, [d.n_embd, n, 1], [outer, outer * n as usize], i as usize * stride);
+        let sum = (1..d.experts_used).fold(one(0), |sum, i| g.add(sum, one(i)));
+        if d.experts_used == 1 { g.cont(sum) } else { sum }
+    }
+}
+
+/// The smallest sum of expert weights that is divided by: that of the smallest normal half, as the reference has it.
+const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;

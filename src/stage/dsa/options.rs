@@ -1,0 +1,108 @@
+//! How a stage is loaded, and why that fails.
+
+use crate::{
+    ggml::GgmlError,
+    gguf::GgmlType,
+    llama::KvType,
+    package::{LayerRange, glm_dsa::ContractError},
+};
+
+/// How the MTP block attends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftAttention {
+    /// To every visible row.
+    #[default]
+    Dense,
+    /// To what its own indexer selects.
+    Sparse,
+}
+
+/// How a stage is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct DsaStageOptions {
+    /// KV rows of one sequence.
+    pub n_ctx_seq: u32,
+    /// Rows of one forward pass at most; raised to the number of sequences.
+    pub n_batch: u32,
+    /// Sequences.
+    pub n_seq_max: u32,
+    /// Type of cached rows and indexer keys.
+    pub cache_type: KvType,
+    /// How to draft; `None` leaves the MTP block out.
+    pub drafts: Option<DraftAttention>,
+}
+
+impl KvType {
+    /// The type in a GGUF.
+    pub(super) fn ggml(self) -> GgmlType {
+        match self {
+            Self::F32 => GgmlType::F32,
+            Self::F16 => GgmlType::F16,
+            Self::Q8_0 => GgmlType::Q8_0,
+        }
+    }
+}
+
+/// Why a stage could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DsaStageError {
+    /// The package is not a GLM-DSA model that can be computed.
+    #[error(transparent)]
+    Contract(#[from] ContractError),
+    /// ggml could not set something up.
+    #[error(transparent)]
+    Ggml(#[from] GgmlError),
+    /// A tensor cannot be used where it lies.
+    #[error("{file}: `{tensor}`: {source}")]
+    Tensor {
+        /// The fragment.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: GgmlError,
+    },
+    /// A tensor that the contract promised.
+    #[error("{file}: no tensor `{tensor}`")]
+    MissingTensor {
+        /// The fragment.
+        file: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A matrix type that this CPU cannot multiply.
+    #[error("{file}: `{tensor}` has type {ty}, which ggml cannot multiply on this machine")]
+    Type {
+        /// The fragment.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: &'static str,
+    },
+    /// The stage needs the embedding table and has none.
+    #[error("the stage needs `token_embd.weight`, but `shared/embeddings.gguf` was not selected")]
+    NoEmbeddings,
+    /// The stage owns the output and has no norm and head.
+    #[error("the stage owns the output but `shared/output.gguf` was not selected")]
+    NoOutput,
+    /// A stage of the MTP block alone.
+    #[error("layers {layers} hold no trunk layer: the MTP block starts at {trunk} and belongs to the stage before")]
+    NoTrunk {
+        /// The stage.
+        layers: LayerRange,
+        /// Trunk layers of the model.
+        trunk: u32,
+    },
+    /// A cache row that the type cannot hold.
+    #[error("a cache of type {ty} holds rows in blocks of {block}, but a row of this model has {width} elements")]
+    CacheType {
+        /// The type.
+        ty: &'static str,
+        /// Elements of a row.
+        width: u64,
+        /// Elements of a block.
+        block: u64,
+    },
+}

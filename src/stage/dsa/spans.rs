@@ -1,0 +1,104 @@
+//! How the rows of a sequence are cut into pieces of attention.
+//!
+//! A row that sees at most top-k rows attends to all of them: the selection would choose every one. Rows behind that
+//! boundary attend to what the indexer selects, in chunks whose buffers are bounded.
+
+use super::dims::Dims;
+use crate::{
+    ggml::{Graph, Tensor},
+    policy::Path,
+};
+
+/// Rows of a pass up to which every row is computed on its own, so that its bits do not depend on its neighbours.
+pub(super) const FEW_ROWS: usize = 16;
+
+/// Bytes of selected rows that one chunk of `sparse-chunked` gathers at most; a row that selects more is a chunk alone.
+const CHUNK_BYTES: i64 = 16 << 20;
+/// The same for `compact-flash`, which favours few large steps.
+const COMPACT_BYTES: i64 = 64 << 20;
+/// Bytes of scores and mask of one chunk of the other paths.
+const SCORE_BYTES: i64 = 16 << 20;
+/// Rows of a chunk at most: more would not make the indexer's pass over the keys cheaper.
+const CHUNK_ROWS: i64 = 64;
+
+/// Rows of one sequence in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SpanWork {
+    /// First cache row of the sequence's region.
+    pub(super) base: i64,
+    /// Position of the first row.
+    pub(super) pos: i64,
+    /// Its place in the pass.
+    pub(super) first: i64,
+    /// Rows.
+    pub(super) n: i64,
+    /// How attention runs.
+    pub(super) path: Path,
+    /// Attend to everything visible, whatever top-k says: the draft head's dense mode.
+    pub(super) unselected: bool,
+}
+
+/// Rows that attend to selected rows, together.
+pub(super) struct Chunk<'g> {
+    /// First row, from the start of the span.
+    pub(super) first: i64,
+    pub(super) n: i64,
+    /// Rows that the last of them sees.
+    pub(super) n_kv: i64,
+    /// Rows that each of them sees, `[n]` i32.
+    pub(super) visible: Tensor<'g>,
+}
+
+/// A span with the inputs of its attention, the same for all layers.
+pub(super) struct SpanPlan<'g> {
+    pub(super) work: SpanWork,
+    /// Rows at the start that see at most top-k rows.
+    pub(super) covered: i64,
+    /// Causal mask of the covered rows, f16 `[pos + covered, covered]`; none when each row is computed alone.
+    pub(super) causal: Option<Tensor<'g>>,
+    pub(super) chunks: Vec<Chunk<'g>>,
+}
+
+/// First row and row count of the chunks behind the covered rows.
+pub(super) fn chunks(dims: &Dims, work: &SpanWork, few: bool) -> (i64, Vec<(i64, i64)>) {
+    if work.unselected {
+        return (work.n, Vec::new());
+    }
+    let covered = (dims.top_k - work.pos).clamp(0, work.n);
+    let rows = if few { 1 } else { chunk_rows(dims, work) };
+    let mut pieces = Vec::new();
+    let mut first = covered;
+    while first < work.n {
+        let n = rows.min(work.n - first);
+        pieces.push((first, n));
+        first += n;
+    }
+    (covered, pieces)
+}
+
+fn chunk_rows(dims: &Dims, work: &SpanWork) -> i64 {
+    let gathered = dims.top_k * dims.row() * 4;
+    let n_kv = work.pos + work.n;
+    let bytes = match work.path {
+        Path::SparseChunked => CHUNK_BYTES / gathered,
+        Path::CompactFlash => COMPACT_BYTES / gathered,
+        Path::Dense | Path::DirectSparse | Path::Fallback => CHUNK_ROWS,
+    };
+    bytes.min(SCORE_BYTES / (n_kv * 4)).clamp(1, CHUNK_ROWS)
+}
+
+impl<'g> SpanPlan<'g> {
+    pub(super) fn new(g: &Graph<'g>, dims: &Dims, work: SpanWork, few: bool) -> Self {
+        let (covered, pieces) = chunks(dims, &work, few);
+        let chunk = |&(first, n): &(i64, i64)| {
+            let visible: Vec<i32> = (0..n).map(|row| (work.pos + first + row + 1) as i32).collect();
+            Chunk { first, n, n_kv: work.pos + first + n, visible: g.input_i32(&visible, [n, 1]) }
+        };
+        let chunks = pieces.iter().map(chunk).collect();
+        let causal = (covered > 0 && !few).then(|| {
+            let pos = work.pos as usize;
+            g.input_mask(|row, kv| kv <= pos + row, pos + covered as usize, covered as usize)
+        });
+        Self { work, covered, causal, chunks }
+    }
+}
