@@ -10,6 +10,7 @@ mod digest;
 mod error;
 mod fragment;
 pub mod generation;
+pub mod glm_dsa;
 mod issue;
 mod load;
 mod manifest;
