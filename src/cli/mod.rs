@@ -2,6 +2,8 @@
 
 #[cfg(feature = "engine")]
 pub mod bench;
+#[cfg(feature = "engine")]
+pub mod engine;
 pub mod package;
 #[cfg(feature = "engine")]
 pub mod parity;

@@ -4,13 +4,12 @@
 //! for every cut, and compares all logits. This is what certifies a family (see [`crate::stage::families`]); operators
 //! run it before they trust an uncertified cut.
 
+use super::engine::{EngineChoice, EngineOptions, chain};
 use crate::{
     llama::Threadpool,
     package::{LayerRange, Package, Verify},
     stage::{
-        Row, SeqId, StageBatch, StageEngine, StageInput, StageOutput, families,
-        llama::{LlamaStage, LlamaStageOptions},
-        local_chain::LocalChain,
+        Row, SeqId, StageBatch, StageEngine, StageInput, StageOutput, llama::LlamaStageOptions, local_chain::LocalChain,
     },
 };
 use anyhow::Context as _;
@@ -35,6 +34,9 @@ pub struct ParityArgs {
     /// Type of the K and V cache
     #[arg(long, value_enum, default_value = "f16")]
     pub cache_type: CacheType,
+    /// What runs the layers
+    #[arg(long, value_enum, default_value = "auto")]
+    pub engine: EngineChoice,
     /// Compute threads
     #[arg(long, default_value_t = 2)]
     pub threads: u32,
@@ -70,13 +72,13 @@ pub fn compare(
     package: &Package,
     cuts: &[u32],
     prompt: &[i32],
-    options: &LlamaStageOptions,
+    options: &EngineOptions,
     pool: &Arc<Threadpool>,
 ) -> anyhow::Result<Vec<CutParity>> {
-    let whole = logits(&mut chain(package, &[], options, pool)?, prompt)?;
+    let whole = logits(&mut chain(package, &[], options, pool)?.chain, prompt)?;
     cuts.iter()
         .map(|cut| {
-            let split = logits(&mut chain(package, &[*cut], options, pool)?, prompt)?;
+            let split = logits(&mut chain(package, &[*cut], options, pool)?.chain, prompt)?;
             anyhow::ensure!(whole.len() == split.len(), "cut {cut}: {} logits, expected {}", split.len(), whole.len());
             let pairs = || whole.iter().zip(&split);
             Ok(CutParity {
@@ -86,28 +88,6 @@ pub fn compare(
             })
         })
         .collect()
-}
-
-/// The whole model as stages that meet at `cuts`.
-///
-/// # Errors
-/// When a stage cannot be loaded.
-pub fn chain(
-    package: &Package,
-    cuts: &[u32],
-    options: &LlamaStageOptions,
-    pool: &Arc<Threadpool>,
-) -> anyhow::Result<LocalChain> {
-    let mut start = 0;
-    let mut stages: Vec<Box<dyn StageEngine>> = Vec::new();
-    for end in cuts.iter().copied().chain([package.manifest().layer_count]) {
-        let range = LayerRange::new(start, end)?;
-        let files = package.load(&package.select(range)?, Verify::SizesOnly)?;
-        let stage = LlamaStage::load(files, pool.clone(), options).with_context(|| format!("layers {range}"))?;
-        stages.push(Box::new(stage));
-        start = end;
-    }
-    Ok(LocalChain::new(stages)?)
 }
 
 /// Logits of every prompt row, then of [`STEPS`] greedy tokens.
@@ -143,12 +123,7 @@ pub fn run(args: &ParityArgs) -> anyhow::Result<ExitCode> {
     let whole = package.load(&package.select(LayerRange::new(0, layer_count)?)?, Verify::SizesOnly)?;
     let metadata = whole.metadata.gguf().metadata.clone();
     drop(whole);
-    let allowed = |cut: u32| families::check_cut(&metadata, layer_count, cut, args.allow_uncertified_cuts);
-    let cuts: Vec<u32> = match args.cuts.is_empty() {
-        true => (1..layer_count).filter(|cut| allowed(*cut).is_ok()).collect(),
-        false => args.cuts.iter().map(|cut| allowed(*cut).map(|()| *cut)).collect::<Result<_, _>>()?,
-    };
-    let options = LlamaStageOptions {
+    let llama = LlamaStageOptions {
         n_ctx_seq: 512,
         n_batch: 512,
         n_seq_max: 1,
@@ -156,6 +131,12 @@ pub fn run(args: &ParityArgs) -> anyhow::Result<ExitCode> {
         cache_type_v: args.cache_type.into(),
         gpu_layers: None,
         allow_uncertified_cuts: args.allow_uncertified_cuts,
+    };
+    let options = EngineOptions { engine: args.engine, ..EngineOptions::from(llama) };
+    let allowed = |cut: u32| options.check_cut(&metadata, layer_count, cut);
+    let cuts: Vec<u32> = match args.cuts.is_empty() {
+        true => (1..layer_count).filter(|cut| allowed(*cut).is_ok()).collect(),
+        false => args.cuts.iter().map(|cut| allowed(*cut).map(|()| *cut)).collect::<Result<_, _>>()?,
     };
     let prompt = match &args.prompt {
         Some(text) => {

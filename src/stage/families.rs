@@ -135,6 +135,15 @@ pub fn check_cut(metadata: &Metadata, layer_count: u32, cut: u32, allow_uncertif
     Err(CutError::NotAllowed { arch: arch.into(), cut, allowed })
 }
 
+/// Checks that a model may be cut before layer `cut` by an engine that needs no rule besides: between any two trunk layers.
+///
+/// # Errors
+/// [`CutError::Outside`].
+pub fn check_trunk_cut(metadata: &Metadata, layer_count: u32, cut: u32) -> Result<(), CutError> {
+    let last = last_trunk_cut(metadata, layer_count);
+    if cut == 0 || cut > last { Err(CutError::Outside { cut, last }) } else { Ok(()) }
+}
+
 /// A final stage needs at least one trunk layer besides the MTP blocks, which come last.
 fn last_trunk_cut(metadata: &Metadata, layer_count: u32) -> u32 {
     trunk_layers(metadata, layer_count).saturating_sub(1)

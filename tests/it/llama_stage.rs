@@ -2,11 +2,10 @@
 
 use crate::support::{
     TestPackage,
-    engine::{logits, options, pool, rows},
+    engine::{chain, logits, options, pool, rows},
     package_of, random_model,
 };
 use skippy_stage::{
-    cli::parity::chain,
     gguf::{Array, Metadata, TensorSpec, Value},
     package::{LayerRange, Verify},
     stage::{
@@ -19,7 +18,7 @@ use skippy_stage::{
 /// One stage and two stages: everything below must hold for both.
 fn engines() -> [LocalChain; 2] {
     let model = model();
-    [&[][..], &[3]].map(|cuts| chain(&model.package, cuts, &options(), &pool()).unwrap())
+    [&[][..], &[3]].map(|cuts| chain(&model.package, cuts, &options()).unwrap())
 }
 
 fn model() -> TestPackage {
@@ -200,7 +199,7 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
 fn llama_cpp_23652_a_full_cache_is_an_error_and_the_others_go_on() {
     let model = model();
     for cuts in [&[][..], &[3]] {
-        let mut engine = chain(&model.package, cuts, &options(), &pool()).unwrap();
+        let mut engine = chain(&model.package, cuts, &options()).unwrap();
         let capacity = engine.shape().n_ctx_seq;
         logits(&mut engine, 1, 0, &PROMPT);
         let mut pos = 0;
@@ -289,7 +288,7 @@ fn what_llama_cpp_would_abort_on_is_refused_by_name() {
         let path = dir.path().join("model.gguf");
         random_model::write_edited(arch, &path, edit);
         let model = package_of(&path);
-        let error = chain(&model.package, &[], &options(), &pool()).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        let error = chain(&model.package, &[], &options()).err().map(|e| format!("{e:#}")).unwrap_or_default();
         assert!(error.contains(expected), "{arch}: `{expected}` is not in: {error}");
     }
 }

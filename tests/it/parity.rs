@@ -2,11 +2,11 @@
 
 use crate::support::{
     RealModel, TestPackage,
-    engine::{options, pool},
+    engine::{chain, options, pool},
     package_of, random_model,
 };
 use skippy_stage::{
-    cli::parity::{chain, compare, sample_prompt},
+    cli::parity::{compare, sample_prompt},
     gguf::Metadata,
     llama::KvType,
     package::{LayerRange, Package, Verify},
@@ -32,7 +32,7 @@ fn gemma3_at_multiples_of_its_window_period_and_nowhere_else() {
     for cut in (1..18).filter(|cut| cut % 6 != 0) {
         // The operator's word does not help: these cuts are known to be wrong.
         let allowing = LlamaStageOptions { allow_uncertified_cuts: true, ..options() };
-        let error = chain(&model.package, &[cut], &allowing, &pool()).err().map(|e| format!("{e:#}")).unwrap();
+        let error = chain(&model.package, &[cut], &allowing).err().map(|e| format!("{e:#}")).unwrap();
         assert!(error.contains(&format!("`gemma3` cannot be cut at layer {cut}")), "{error}");
     }
 }
@@ -71,7 +71,7 @@ fn three_stages_equal_one() {
     let metadata = metadata(&model.package);
     let prompt = sample_prompt(&metadata);
     let run = |cuts: &[u32]| {
-        let mut chain = chain(&model.package, cuts, &options(), &pool()).unwrap();
+        let mut chain = chain(&model.package, cuts, &options()).unwrap();
         assert_eq!(chain.shape().layers, LayerRange::new(0, random_model::LAYERS).unwrap());
         crate::support::engine::logits(&mut chain, 0, 0, &prompt)
     };
@@ -86,11 +86,11 @@ fn three_stages_equal_one() {
 fn the_comparison_notices_another_models_stage() {
     let (one, other) = (random("llama"), package_of(&RealModel::SmolLm2.path()));
     let prompt: Vec<i32> = (0..8).collect();
-    let equal = compare(&one.package, &[3], &prompt, &options(), &pool()).unwrap();
+    let equal = compare(&one.package, &[3], &prompt, &options().into(), &pool()).unwrap();
     assert!(equal[0].bit_equal && equal[0].max_abs_diff == 0.0);
     let q8 = LlamaStageOptions { cache_type_k: KvType::Q8_0, ..options() };
     let (mut f16, mut rounded) =
-        (chain(&other.package, &[], &options(), &pool()).unwrap(), chain(&other.package, &[], &q8, &pool()).unwrap());
+        (chain(&other.package, &[], &options()).unwrap(), chain(&other.package, &[], &q8).unwrap());
     let logits = |chain| crate::support::engine::logits(chain, 0, 0, &prompt);
     assert_ne!(logits(&mut f16), logits(&mut rounded), "a cache type must have an effect");
 }
@@ -139,7 +139,7 @@ fn certified_cuts(package: &Package) -> Vec<u32> {
 fn assert_parity(package: &Package, options: &LlamaStageOptions) {
     let cuts = certified_cuts(package);
     let prompt = sample_prompt(&metadata(package));
-    for result in compare(package, &cuts, &prompt, options, &pool()).unwrap() {
+    for result in compare(package, &cuts, &prompt, &(*options).into(), &pool()).unwrap() {
         assert!(result.bit_equal, "cut {}: largest difference {}", result.cut, result.max_abs_diff);
     }
 }

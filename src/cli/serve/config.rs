@@ -3,7 +3,7 @@
 //! Precedence: flag, environment, file, default. The first two are clap's; [`ServeFlags::or`] adds the file and
 //! [`ServeFlags::resolve`] the defaults.
 
-use crate::package::LayerRange;
+use crate::{cli::engine::EngineChoice, package::LayerRange};
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -75,6 +75,9 @@ pub struct ServeFlags {
     /// Type of the V cache [default: f16]
     #[arg(long, env = "SKIPPY_CACHE_TYPE_V", value_enum)]
     pub cache_type_v: Option<CacheType>,
+    /// What runs the layers [default: auto]
+    #[arg(long, env = "SKIPPY_ENGINE", value_enum)]
+    pub engine: Option<EngineChoice>,
     /// Layers to put on a GPU; as many as fit by default
     #[arg(long, env = "SKIPPY_GPU_LAYERS", value_name = "N")]
     pub gpu_layers: Option<u32>,
@@ -136,6 +139,8 @@ pub struct ServeConfig {
     pub cache_type_k: CacheType,
     /// Type of the V cache.
     pub cache_type_v: CacheType,
+    /// What runs the layers.
+    pub engine: EngineChoice,
     /// Layers to put on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_layers: Option<u32>,
@@ -217,7 +222,7 @@ impl ServeFlags {
     /// These flags, and those of `file` where none is set.
     pub fn or(self, file: Self) -> Self {
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
-            threads, cache_type_k, cache_type_v, gpu_layers, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
+            threads, cache_type_k, cache_type_v, engine, gpu_layers, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
             keepalive, drain_delay, shutdown_timeout, log_format)
     }
 
@@ -257,6 +262,7 @@ impl ServeFlags {
             threads: within("threads", self.threads.unwrap_or(cores), 1, 512)?,
             cache_type_k: self.cache_type_k.unwrap_or(CacheType::F16),
             cache_type_v: self.cache_type_v.unwrap_or(CacheType::F16),
+            engine: self.engine.unwrap_or_default(),
             gpu_layers: self.gpu_layers,
             allow_uncertified_cuts: self.allow_uncertified_cuts.unwrap_or(false),
             verify_package_sha: self.verify_package_sha.unwrap_or(false),

@@ -1,16 +1,13 @@
 //! From a resolved configuration to a loaded engine.
 
-use super::config::{CacheType, ServeConfig};
+use super::config::ServeConfig;
 use crate::{
-    llama::{KvType, Threadpool},
+    cli::engine::{EngineError, EngineOptions, LoadedChain},
+    llama::Threadpool,
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify},
+    policy::Overrides,
     serve::ModelCard,
-    stage::{
-        StageEngine,
-        families::{self, CutError},
-        llama::{LlamaStage, LlamaStageError, LlamaStageOptions},
-        local_chain::{ChainError, LocalChain},
-    },
+    stage::{StageEngine, dsa::DraftAttention, llama::LlamaStageOptions},
     text::TextModel,
 };
 use std::{
@@ -31,9 +28,6 @@ pub enum LoadError {
     /// `--layers` does not fit the model.
     #[error(transparent)]
     Range(#[from] LayerRangeError),
-    /// `--split` cuts where the family must not be cut.
-    #[error(transparent)]
-    Cut(#[from] CutError),
     /// `--split` cuts outside `--layers`.
     #[error("`split` {cut} is not inside the layers served, {layers}")]
     SplitOutside {
@@ -55,17 +49,9 @@ pub enum LoadError {
         /// Which boundary is missing.
         missing: &'static str,
     },
-    /// A stage could not be loaded.
-    #[error("layers {layers}: {source}")]
-    Stage {
-        /// Its layers.
-        layers: LayerRange,
-        /// Why.
-        source: LlamaStageError,
-    },
-    /// The stages do not form a chain.
+    /// The stages could not be loaded.
     #[error(transparent)]
-    Chain(#[from] ChainError),
+    Engine(#[from] EngineError),
     /// Compute threads could not be started.
     #[error("cannot start {0} compute threads")]
     Threads(u32),
@@ -125,11 +111,11 @@ pub fn open(config: &ServeConfig, package: &Package) -> Result<Vec<StageFiles>, 
         .into_iter()
         .map(|range| Ok(package.load(&package.select(range)?, verify)?))
         .collect::<Result<Vec<_>, LoadError>>()?;
+    let options = engine_options(config, 1);
     for file in &files {
-        let start = file.range.start();
+        let (start, metadata) = (file.range.start(), &file.metadata.gguf().metadata);
         if start > 0 {
-            let metadata = &file.metadata.gguf().metadata;
-            families::check_cut(metadata, file.layer_count, start, config.allow_uncertified_cuts)?;
+            options.check_cut(metadata, file.layer_count, start)?;
         }
     }
     Ok(files)
@@ -147,30 +133,9 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let metadata = files.first().map(|files| files.metadata.gguf().metadata.clone()).unwrap_or_default();
     let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
-    let options = LlamaStageOptions {
-        n_ctx_seq: ctx_size,
-        // Room for the other lanes beside a piece of a prompt of that size.
-        n_batch: config.batch_size + config.lanes - 1,
-        n_seq_max: config.lanes,
-        cache_type_k: config.cache_type_k.into(),
-        cache_type_v: config.cache_type_v.into(),
-        gpu_layers: config.gpu_layers,
-        allow_uncertified_cuts: config.allow_uncertified_cuts,
-    };
     let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
-
-    let mut stages: Vec<Box<dyn StageEngine>> = Vec::with_capacity(files.len());
-    let mut text = None;
-    for files in files {
-        let layers = files.range;
-        let stage =
-            LlamaStage::load(files, pool.clone(), &options).map_err(|source| LoadError::Stage { layers, source })?;
-        text = stage.text();
-        stages.push(Box::new(stage));
-    }
-    let chain = LocalChain::new(stages)?;
-    // `stages` above ends at the output, so the last stage has the vocabulary.
-    let text = text.ok_or(LoadError::Chain(ChainError::Empty))?;
+    let options = engine_options(config, ctx_size);
+    let LoadedChain { chain, text, .. } = options.load(files, package.manifest().generation.as_ref(), &pool)?;
 
     let shape = chain.shape();
     let manifest = package.manifest();
@@ -189,12 +154,20 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
 }
 
-impl From<CacheType> for KvType {
-    fn from(ty: CacheType) -> Self {
-        match ty {
-            CacheType::F32 => Self::F32,
-            CacheType::F16 => Self::F16,
-            CacheType::Q8_0 => Self::Q8_0,
-        }
+fn engine_options(config: &ServeConfig, ctx_size: u32) -> EngineOptions {
+    EngineOptions {
+        engine: config.engine,
+        llama: LlamaStageOptions {
+            n_ctx_seq: ctx_size,
+            // Room for the other lanes beside a piece of a prompt of that size.
+            n_batch: config.batch_size + config.lanes - 1,
+            n_seq_max: config.lanes,
+            cache_type_k: config.cache_type_k.into(),
+            cache_type_v: config.cache_type_v.into(),
+            gpu_layers: config.gpu_layers,
+            allow_uncertified_cuts: config.allow_uncertified_cuts,
+        },
+        overrides: Overrides::default(),
+        drafts: Some(DraftAttention::default()),
     }
 }

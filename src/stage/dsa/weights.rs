@@ -61,7 +61,6 @@ pub(super) struct Head {
 
 /// The MTP block: a layer with its own way in and, optionally, out.
 pub(super) struct Mtp {
-    pub(super) index: u32,
     pub(super) layer: Layer,
     pub(super) embed: Leaf,
     pub(super) project: Leaf,
@@ -221,7 +220,6 @@ fn load_mtp(
     let get = |suffix: &str| fragment.get(&format!("blk.{index}.nextn.{suffix}.weight"));
     let find = |suffix: &str| fragment.find(&format!("blk.{index}.nextn.{suffix}.weight"));
     Ok(Mtp {
-        index,
         layer,
         embed: find("embed_tokens")?.map_or_else(table, Ok)?,
         project: get("eh_proj")?,

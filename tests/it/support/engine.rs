@@ -1,8 +1,12 @@
 //! Loading stages in tests.
 
 use skippy_stage::{
+    cli::engine::EngineError,
     llama::{KvType, Threadpool},
-    stage::{Row, SeqId, StageBatch, StageEngine, StageInput, StageOutput, llama::LlamaStageOptions},
+    package::Package,
+    stage::{
+        Row, SeqId, StageBatch, StageEngine, StageInput, StageOutput, llama::LlamaStageOptions, local_chain::LocalChain,
+    },
 };
 use std::sync::Arc;
 
@@ -36,4 +40,9 @@ pub(crate) fn logits(engine: &mut dyn StageEngine, seq: u32, pos: u32, tokens: &
         StageOutput::Logits(logits) => logits.to_vec(),
         StageOutput::Hidden(_) => panic!("hidden rows from a stage that owns the output"),
     }
+}
+
+/// The whole model in the `llama` engine, as stages that meet at `cuts`.
+pub(crate) fn chain(package: &Package, cuts: &[u32], options: &LlamaStageOptions) -> Result<LocalChain, EngineError> {
+    skippy_stage::cli::engine::chain(package, cuts, &(*options).into(), &pool()).map(|loaded| loaded.chain)
 }
