@@ -115,6 +115,7 @@ pub struct Graph<'g> {
     pub(super) fault: RefCell<Option<GgmlError>>,
     pub(super) inputs: RefCell<Vec<(NonNull<sys::ggml_tensor>, Vec<u8>)>>,
     /// What custom operations read while the graph runs.
+    #[allow(clippy::vec_box)] // Their addresses are with the nodes while the list grows.
     pub(super) scales: RefCell<Vec<Box<f32>>>,
     _arena: PhantomData<&'g mut Arena>,
 }

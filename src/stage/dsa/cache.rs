@@ -44,7 +44,7 @@ impl Cache {
         let (row_bytes, key_bytes) = (bytes(dims.row())?, bytes(dims.indexer_dim)?);
         let too_large = || DsaStageError::Ggml(GgmlError::Alloc("a cache of this size"));
         let count = usize::try_from(rows).map_err(|_| too_large())?;
-        let sized = |row: usize| Some(row.checked_mul(count)?.checked_next_multiple_of(ALIGN)?);
+        let sized = |row: usize| row.checked_mul(count)?.checked_next_multiple_of(ALIGN);
         let (all_rows, all_keys) = (sized(row_bytes).ok_or_else(too_large)?, sized(key_bytes).ok_or_else(too_large)?);
         let keyed = full.iter().filter(|full| **full).count();
         let total = all_rows.checked_mul(full.len()).and_then(|n| n.checked_add(all_keys.checked_mul(keyed)?));
