@@ -16,6 +16,8 @@ struct Cli {
 enum Command {
     /// Serve the OpenAI API
     Serve(Box<cli::serve::ServeArgs>),
+    /// Say which attention path a package takes with given inputs, and why
+    Resolve(cli::resolve::ResolveArgs),
     /// Compare a model cut in two with the whole one, at every cut
     Parity(cli::parity::ParityArgs),
     /// Measure against llama.cpp used the plain way, in this process
@@ -26,6 +28,7 @@ enum Command {
 fn main() -> ExitCode {
     cli::exit(match Cli::parse().command {
         Command::Serve(args) => cli::serve::run(*args),
+        Command::Resolve(args) => cli::resolve::run(&args),
         Command::Parity(args) => cli::parity::run(&args),
         Command::Bench(command) => cli::bench::run(&command),
     })

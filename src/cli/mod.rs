@@ -7,6 +7,7 @@ pub mod engine;
 pub mod package;
 #[cfg(feature = "engine")]
 pub mod parity;
+pub mod resolve;
 #[cfg(feature = "engine")]
 pub mod serve;
 

@@ -11,6 +11,7 @@ mod metrics;
 mod middleware;
 mod models;
 pub mod openai;
+pub mod policy;
 mod probes;
 mod server;
 mod sse;
@@ -141,7 +142,9 @@ fn assemble(state: AppState) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::show))
         .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize));
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/v1/policy", get(policy::show))
+        .route("/v1/policy/explain", post(policy::explain));
     let api =
         openai::UNSUPPORTED.iter().fold(api, |api, path| api.route(path, axum::routing::any(openai::unsupported)));
     let api = api

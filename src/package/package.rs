@@ -17,7 +17,7 @@ use super::{
     model::ModelFacts,
     verdicts::Verdicts,
 };
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufFile, Metadata};
 
 /// A package whose manifest has been read and obeys the spec. Artifacts are looked at when they are needed.
 #[derive(Debug)]
@@ -142,6 +142,14 @@ impl Package {
     }
 
     /// Opens shared metadata and reads the model's facts from it.
+    /// Key-values of shared metadata, after the same checks as [`inspect`](Self::inspect); no other artifact is opened.
+    ///
+    /// # Errors
+    /// When shared metadata is not the declared file, or does not describe a model.
+    pub fn metadata(&self) -> Result<Metadata, PackageError> {
+        Ok(self.open_metadata()?.0.gguf().metadata.clone())
+    }
+
     pub(super) fn open_metadata(&self) -> Result<(GgufFile, ModelFacts), PackageError> {
         let entry = Entry::new(Part::Metadata, &self.manifest.shared.metadata);
         let file = entry.open(&self.root)?;

@@ -53,13 +53,11 @@ pub struct Evidence {
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
     /// The profile of the package measured.
-    #[serde(deserialize_with = "by_label")]
     pub profile: Profile,
     /// The switch.
     #[serde(serialize_with = "switch_name", deserialize_with = "switch")]
     pub switch: Switch,
     /// Where.
-    #[serde(deserialize_with = "by_label")]
     pub backend: Backend,
     /// On which device, as [`Capability::device`] names it.
     pub device: String,
@@ -191,12 +189,6 @@ impl SwitchState {
         };
         Self { switch, declared, open: verdict.is_ok(), reason: verdict.err().flatten() }
     }
-}
-
-fn by_label<'de, D: Deserializer<'de>, T: std::str::FromStr<Err: std::fmt::Display>>(
-    deserializer: D,
-) -> Result<T, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
 fn switch<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Switch, D::Error> {

@@ -6,7 +6,9 @@
 mod capability;
 pub mod evidence;
 mod explain;
+mod model;
 mod plan;
+mod question;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -18,6 +20,7 @@ pub use capability::{Backend, Capability, PathSet};
 pub use evidence::{Evidence, EvidenceError, SwitchState};
 pub use explain::{CandidateReport, Explanation, Verdict};
 pub use plan::{Limit, Limits, Overrides, is_sparse_architecture};
+pub use question::{Question, QuestionError};
 pub use report::{Contract, PhaseContract};
 pub use types::{Decision, Inputs, Path, Phase, Profile, Reason, Recommended, Role, Source, Threshold, UnknownName};
 

@@ -38,6 +38,12 @@ macro_rules! closed {
             }
         }
 
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <String as serde::Deserialize>::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
         impl std::str::FromStr for $name {
             type Err = $crate::policy::UnknownName;
 

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::{
     package::LayerRange,
+    policy::Resolver,
     serve::{
         Event, GenerateRequest, Phase, ServeError, Status, Totals,
         job::{Job, Limits},
@@ -33,7 +34,7 @@ pub struct ServeOptions {
 }
 
 /// What is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelCard {
     /// The name clients use.
     pub id: String,
@@ -55,6 +56,8 @@ pub struct ModelCard {
     pub arch: String,
     /// Runtime ABI version of the package.
     pub abi: String,
+    /// How attention paths are decided; `None` when the engine has no choice.
+    pub policy: Option<Arc<Resolver>>,
 }
 
 /// What exists once the model is loaded.

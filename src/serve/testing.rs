@@ -422,6 +422,7 @@ pub fn card() -> ModelCard {
         package_digest: "0".repeat(64),
         arch: "fake".into(),
         abi: "1.0.0".into(),
+        policy: Some(Arc::default()),
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`StageEngine`] is the seam between the scheduler and whatever runs the layers. Nothing above it knows about
 //! llama.cpp; nothing below it knows about requests.
 
+mod announce;
 mod boundary;
 #[cfg(feature = "engine")]
 pub mod dsa;
@@ -12,6 +13,7 @@ pub mod llama;
 pub mod local_chain;
 
 use crate::{package::LayerRange, policy};
+pub use announce::Announcer;
 pub use boundary::{Boundary, TopK};
 
 /// One sequence (a *lane*) inside an engine's KV cache: `0..StageShape::n_seq_max`.

@@ -4,7 +4,10 @@
 
 use metrics::Unit;
 
-use super::labels::{Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, STATUS_CODES, StepPhase};
+use super::labels::{
+    Direction, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, STATUS_CODES, StepPhase,
+};
+use crate::policy;
 
 /// What a metric counts and how it is shown.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +124,12 @@ pub const KV_CELLS_CAPACITY: &str = "skippy_kv_cells_capacity";
 pub const LANES_BUSY: &str = "skippy_lanes_busy";
 /// Lanes in all.
 pub const LANES_CAPACITY: &str = "skippy_lanes_capacity";
+/// Decisions of the phase resolver.
+pub const POLICY_DECISIONS: &str = "skippy_policy_decisions_total";
+/// Masks that were not allocated.
+pub const POLICY_DENSE_MASK_AVOIDED: &str = "skippy_policy_dense_mask_avoided_bytes_total";
+/// Top-k lists across stage boundaries.
+pub const INDEXSHARE_SIDEBAND: &str = "skippy_indexshare_sideband_bytes_total";
 /// Start-up time.
 pub const LOAD_DURATION: &str = "skippy_load_duration_seconds";
 /// The model served.
@@ -210,6 +219,36 @@ pub const CATALOGUE: &[MetricDef] = &[
     gauge(KV_CELLS_CAPACITY, "KV cache rows in all; every lane draws from them.", &[]),
     gauge(LANES_BUSY, "Lanes that work on a request.", &[]),
     gauge(LANES_CAPACITY, "Lanes in all.", &[]),
+    MetricDef {
+        name: POLICY_DECISIONS,
+        kind: Kind::Counter,
+        unit: None,
+        help: "How attention ran: one decision for each sequence of each forward pass, with its reason.",
+        labels: &[
+            label("profile", policy::Profile::VALUES),
+            label("phase", policy::Phase::VALUES),
+            label("recommended", policy::Recommended::VALUES),
+            label("selected", policy::Path::VALUES),
+            label("reason", policy::Reason::VALUES),
+        ],
+        children: Children::Served,
+    },
+    MetricDef {
+        name: POLICY_DENSE_MASK_AVOIDED,
+        kind: Kind::Counter,
+        unit: Some(Unit::Bytes),
+        help: "Dense sparse-attention masks (tokens x KV rows x 4 bytes) that the selected paths did not allocate.",
+        labels: &[label("phase", policy::Phase::VALUES)],
+        children: Children::AtStart,
+    },
+    MetricDef {
+        name: INDEXSHARE_SIDEBAND,
+        kind: Kind::Counter,
+        unit: Some(Unit::Bytes),
+        help: "Top-k lists that crossed a stage boundary for shared layers (IndexShare), as this stage sees them.",
+        labels: &[label("direction", Direction::VALUES)],
+        children: Children::AtStart,
+    },
     MetricDef {
         name: LOAD_DURATION,
         kind: Kind::Gauge,

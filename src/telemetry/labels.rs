@@ -74,6 +74,16 @@ label_values! {
 }
 
 label_values! {
+    /// Which way something crosses a stage boundary.
+    Direction {
+        /// From the stage before.
+        In => "in",
+        /// To the stage behind.
+        Out => "out",
+    }
+}
+
+label_values! {
     /// Kinds of error answer, see `docs/api.md`.
     ErrorKind {
         /// The request is wrong: body, field, value, media type, size.
@@ -126,6 +136,10 @@ label_values! {
         Tokenize => "/tokenize",
         /// Token ids to text.
         Detokenize => "/detokenize",
+        /// The resolved attention policy.
+        Policy => "/v1/policy",
+        /// What the policy would do.
+        PolicyExplain => "/v1/policy/explain",
         /// An endpoint of the OpenAI API that is not served.
         Unsupported => "unsupported",
         /// Anything else.

@@ -8,8 +8,9 @@ use metrics::{counter, gauge, histogram};
 
 use super::{
     catalogue as names,
-    labels::{Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, StepPhase, status_code},
+    labels::{Direction, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, StepPhase, status_code},
 };
+use crate::policy::{Decision, Profile};
 
 /// Version of this crate.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -84,6 +85,28 @@ pub fn request_finished(endpoint: Endpoint, finish: Finish, since_submit: Durati
 /// A client was told of an error.
 pub fn request_error(kind: ErrorKind) {
     counter!(names::REQUEST_ERRORS, "class" => kind.label()).increment(1);
+}
+
+/// The phase resolver has decided for one sequence of one forward pass, under a package of `profile`.
+pub fn policy_decision(profile: Profile, decision: &Decision) {
+    let phase = decision.phase.label();
+    counter!(
+        names::POLICY_DECISIONS,
+        "profile" => profile.label(),
+        "phase" => phase,
+        "recommended" => decision.recommended.label(),
+        "selected" => decision.selected.label(),
+        "reason" => decision.reason.label(),
+    )
+    .increment(1);
+    if decision.dense_mask_avoided_bytes > 0 {
+        counter!(names::POLICY_DENSE_MASK_AVOIDED, "phase" => phase).increment(decision.dense_mask_avoided_bytes);
+    }
+}
+
+/// `bytes` of top-k lists have crossed a boundary of this stage.
+pub fn indexshare_sideband(direction: Direction, bytes: u64) {
+    counter!(names::INDEXSHARE_SIDEBAND, "direction" => direction.label()).increment(bytes);
 }
 
 /// A phase of the start is over.
@@ -177,8 +200,8 @@ impl Drop for HttpRequest {
 pub(super) fn register_http_routes() {
     for route in Route::ALL {
         let method = match route {
-            Route::Completions | Route::Tokenize | Route::Detokenize => Method::Post.label(),
-            Route::Models | Route::Model => Method::Get.label(),
+            Route::Completions | Route::Tokenize | Route::Detokenize | Route::PolicyExplain => Method::Post.label(),
+            Route::Models | Route::Model | Route::Policy => Method::Get.label(),
             Route::Unsupported | Route::Unmatched => continue,
         };
         counter!(names::HTTP_REQUESTS, "method" => method, "route" => route.label(), "code" => "200").increment(0);

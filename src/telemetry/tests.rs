@@ -6,6 +6,7 @@ use super::{
     metrics::*,
     *,
 };
+use crate::policy;
 
 /// A scrape after everything that can move has moved once.
 fn scrape_after_everything() -> String {
@@ -22,6 +23,9 @@ fn scrape_after_everything() -> String {
         next_token(second);
         request_finished(Endpoint::Completions, Finish::Length, second, Some(second));
         request_error(ErrorKind::QueueFull);
+        let inputs = policy::Inputs::new(policy::Phase::Decode, 1, 100);
+        policy_decision(policy::Profile::None, &policy::Resolver::default().resolve(&inputs));
+        indexshare_sideband(Direction::In, 3072);
         load_finished(LoadPhase::Verify, second);
         set_model_info(&ModelInfo {
             model: "org/a \"quoted\" \\ name\nin two lines",
@@ -48,7 +52,8 @@ fn a_fresh_scrape_shows_zeros() {
     let scrape = local().unwrap().handle().render();
     for def in CATALOGUE {
         let shown = scrape.contains(&format!("# TYPE {} ", def.name));
-        assert_eq!(shown, def.name != catalogue::MODEL_INFO, "{}", def.name);
+        let later = [catalogue::MODEL_INFO, catalogue::POLICY_DECISIONS];
+        assert_eq!(shown, !later.contains(&def.name), "{}", def.name);
     }
     for finish in Finish::VALUES {
         let series = format!("skippy_requests_finished_total{{endpoint=\"completions\",finish_reason=\"{finish}\"}}");
@@ -70,6 +75,11 @@ fn every_record_function_moves_its_metric() {
         assert_eq!(of(&scrape) == of(&before), constant.contains(&def.name), "{}", def.name);
     }
     assert_eq!(value(&scrape, "skippy_generation_tokens_total"), 2.0);
+    let decided = "skippy_policy_decisions_total{profile=\"none\",phase=\"decode\",recommended=\"none\",\
+                   selected=\"compact-flash\",reason=\"built_in_default\"}";
+    assert_eq!(value(&scrape, decided), 1.0);
+    assert_eq!(value(&scrape, "skippy_policy_dense_mask_avoided_bytes_total{phase=\"decode\"}"), 400.0);
+    assert_eq!(value(&scrape, "skippy_indexshare_sideband_bytes_total{direction=\"in\"}"), 3072.0);
     assert_eq!(value(&scrape, "skippy_batch_rows_bucket{le=\"16\"}"), 0.0);
     assert_eq!(value(&scrape, "skippy_batch_rows_bucket{le=\"32\"}"), 1.0);
 }

@@ -37,6 +37,8 @@ fn route(matched: Option<&str>) -> labels::Route {
         Some("/v1/models/{*id}") => Route::Model,
         Some("/tokenize") => Route::Tokenize,
         Some("/detokenize") => Route::Detokenize,
+        Some("/v1/policy") => Route::Policy,
+        Some("/v1/policy/explain") => Route::PolicyExplain,
         Some(path) if openai::UNSUPPORTED.contains(&path) => Route::Unsupported,
         _ => Route::Unmatched,
     }

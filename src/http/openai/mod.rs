@@ -18,7 +18,7 @@ pub(super) const UNSUPPORTED: &[&str] = &[
 
 /// What to use instead.
 pub(super) const SERVED: &str = "this server has POST /v1/completions, GET /v1/models, POST /tokenize, \
-                                 POST /detokenize, GET /health, /livez, /readyz and /metrics";
+                                 POST /detokenize, GET /v1/policy, POST /v1/policy/explain, GET /health, /livez, /readyz and /metrics";
 
 /// Says that an endpoint is not served, rather than that it does not exist.
 pub(super) async fn unsupported(path: MatchedPath) -> ApiError {

@@ -4,6 +4,7 @@ use crate::http::{
     error::ErrorCode,
     fields::{Effect, Field},
     openai::{UNSUPPORTED, completions::fields::FIELDS},
+    policy::EXPLAIN_FIELDS,
     tokenize::{DETOKENIZE_FIELDS, TOKENIZE_FIELDS},
 };
 
@@ -41,6 +42,7 @@ fn the_documentation_is_made_from_the_tables() {
         ("completions", field_table(FIELDS)),
         ("tokenize", field_table(TOKENIZE_FIELDS)),
         ("detokenize", field_table(DETOKENIZE_FIELDS)),
+        ("explain", field_table(EXPLAIN_FIELDS)),
         ("errors", error_table()),
         ("unsupported", unsupported_list()),
     ];

@@ -6,6 +6,7 @@ mod docs;
 mod errors;
 mod fuzz;
 mod lifecycle;
+mod policy;
 mod requests;
 mod series;
 mod streams;

@@ -207,6 +207,18 @@ pub const FIELDS: &[Field] = &[
         bad: &["1", "\"true\""],
     },
     Field {
+        name: "attention_path",
+        takes: "string: `dense`, `direct-sparse`, `compact-flash`, `sparse-chunked` or `fallback`",
+        default: "what the policy decides",
+        effect: Works(
+            "Forces how attention runs, in every phase of this request; for experiments. A path that the backend lacks, or whose mask would \
+             exceed the budget, gives way to the next one, with its reason in the log and in the metrics. A 400 when the engine has no choice. \
+             See policy.md.",
+        ),
+        good: "\"fallback\"",
+        bad: &["\"auto\"", "\"Dense\"", "\"\"", "7", "[]"],
+    },
+    Field {
         name: "stream",
         takes: "boolean",
         default: "false",

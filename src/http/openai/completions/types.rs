@@ -51,6 +51,8 @@ wire_struct! {
         best_of: u32,
         /// Whether to go on after an end-of-generation token.
         ignore_eos: bool,
+        /// Attention path to force.
+        attention_path: String,
         /// Whether to stream.
         stream: bool,
         /// Options of the stream.

@@ -10,6 +10,7 @@ use crate::{
         error::{ApiError, capped},
         tokenize::in_vocabulary,
     },
+    policy::Path,
     text::SamplingParams,
 };
 
@@ -41,6 +42,8 @@ pub struct Validated {
     pub echo: bool,
     /// Whether an end-of-generation token counts for nothing.
     pub ignore_eos: bool,
+    /// Attention path to force.
+    pub attention_path: Option<Path>,
     /// Whether to stream.
     pub stream: bool,
     /// Whether a usage chunk is wanted.
@@ -72,6 +75,7 @@ pub fn validate(request: CompletionRequest, served: &str, n_vocab: u32) -> Resul
             format!("`n` times the number of prompts is {choices}, at most {MAX_CHOICES} choices are possible");
         return Err(ApiError::invalid(if n > 1 { "n" } else { "prompt" }, message));
     }
+    let attention_path = attention_path(request.attention_path.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     if request.stream_options.is_some() && !stream {
         return Err(ApiError::invalid("stream_options", "`stream_options` is only possible with `stream`: true"));
@@ -136,6 +140,14 @@ fn number(name: &'static str, value: Option<f64>, low: f64, high: f64) -> Result
         }
         _ => Ok(value.map(|value| value as f32)),
     }
+}
+
+fn attention_path(name: Option<&str>) -> Result<Option<Path>, ApiError> {
+    let known = |name: &str| {
+        let message = || format!("`attention_path` must be one of {}", Path::VALUES.join(", "));
+        Path::from_label(name).ok_or_else(|| ApiError::invalid("attention_path", message()))
+    };
+    name.map(known).transpose()
 }
 
 fn above_zero(name: &'static str, value: Option<f32>) -> Result<Option<f32>, ApiError> {
