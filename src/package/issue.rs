@@ -172,6 +172,16 @@ codes! {
     UnknownTensor = Error, "write the package again: the fragment comes from another model";
     /// A tensor whose type, shape or bytes are not the source's.
     TensorMismatch = Error, "write the package again from this source";
+    /// Metadata that breaks the GLM-DSA contract.
+    GlmDsaMetadata = Error, "write the package again from a source that states the key as the model's configuration has it";
+    /// A missing, unknown or unusable tensor of a GLM-DSA model.
+    GlmDsaTensor = Error, "write the package again from a source with exactly the tensors of the architecture";
+    /// An IndexShare role that contradicts the tensors.
+    GlmDsaRole = Error, "write the package again from a source whose `attention.indexer.types` and indexer tensors agree";
+    /// The generation policy that was asked for is not declared, or not with values this runtime knows.
+    MissingGenerationPolicy = Error, "declare the value that the spec's section Policy Resolution recommends, or write the package again with `skippy-model-package write-package`";
+    /// The generation policy is not the recommended one.
+    GenerationPolicyDiffers = Warning, "nothing, when the value was measured on this package; otherwise declare the recommended one";
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ fn model(path: &Path) -> anyhow::Result<Json> {
 }
 
 /// JSON as indented lines for people; sizes with units.
-fn render(value: &Json, depth: usize, out: &mut String) {
+pub(super) fn render(value: &Json, depth: usize, out: &mut String) {
     let Some(fields) = value.as_object() else { return };
     for (key, value) in fields {
         let label = format!("{:indent$}{key}", "", indent = depth * 2);

@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 failure or a package that is not valid,
 //! 2 wrong usage.
 
+mod contract;
 mod inspect;
 mod plan;
 mod preflight;
@@ -38,6 +39,8 @@ enum Command {
     Inspect(inspect::Args),
     Preflight(preflight::Args),
     Plan(plan::Args),
+    GlmDsaContract(contract::ShowArgs),
+    ValidateGlmDsaContract(contract::ValidateArgs),
 }
 
 /// Runs the tool and returns its exit code.
@@ -50,6 +53,8 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Preflight(args) => preflight::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::GlmDsaContract(args) => contract::show(args),
+        Command::ValidateGlmDsaContract(args) => contract::validate(args),
     };
     match result {
         Ok(code) => code,

@@ -5,10 +5,13 @@
 //! [`Config::check_boundary`] hold fragments against them. What passes can be computed with: no key is missing that would
 //! silently change the output, no tensor is left unused, and IndexShare roles agree with the tensors.
 
+mod advertised;
 mod check;
 mod config;
 mod error;
 mod keys;
+mod recommended;
+mod report;
 mod roles;
 mod rope;
 mod tensors;
@@ -17,9 +20,12 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use advertised::PolicyField;
 pub use check::{LayerLayout, MtpLayout};
 pub use config::{Arch, Config, Gating};
 pub use error::ContractError;
+pub use recommended::{recommended_policy, recommended_thresholds};
+pub use report::{ContractReport, Dimensions, KvBytes, ModelSummary, MtpSummary, contract};
 pub use rope::{IndexerRope, Rope, Scaling, Yarn};
 pub use tensors::{Kind, TensorRule, Usage};
 

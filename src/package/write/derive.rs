@@ -4,33 +4,32 @@
 //! rules"): the tensors must have been found in the fragments that were written. What is not advertised, although the
 //! model hints at it, is explained in [`Derived::notes`].
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use crate::{
-    gguf::{Array, Metadata, Value},
+    gguf::{Metadata, TensorInfo},
     package::{
         Extra, Generation,
         generation::{
-            Gate, IndexShare, NativeMtp, NativeMtpStrategy, Open, Policy, PolicyPath, Profile, Proposer,
-            SpeculativeDecoding, Strategy, StrategyKind, Switch, Thresholds, Vocabulary, WindowMode, WindowPolicy,
+            NativeMtp, NativeMtpStrategy, Open, Proposer, SpeculativeDecoding, Strategy, StrategyKind, WindowMode,
+            WindowPolicy,
         },
+        glm_dsa::{Arch, Config, recommended_policy, recommended_thresholds},
     },
 };
 
 /// Id of the native MTP strategy, and of its proposer, in the spec's product menu.
 pub const MTP: &str = "mtp";
-const GLM_DSA: &str = "glm-dsa";
-
-/// The spec's threshold values for `glm-dsa-v1`.
-const SHORT_PREFILL_MAX_TOKENS: u64 = 2048;
-const COMPACT_FLASH_MIN_KV: u64 = 1;
-const DENSE_MASK_MAX_BYTES: u64 = 256 << 20;
 
 /// What the written fragments hold.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
-    /// Tensor names of each layer fragment, layer 0 first.
-    pub layers: Vec<HashSet<String>>,
+    /// Tensors of the embeddings fragment.
+    pub embeddings: Vec<TensorInfo>,
+    /// Tensors of each layer fragment, layer 0 first.
+    pub layers: Vec<Vec<TensorInfo>>,
+    /// Tensors of the output fragment.
+    pub output: Vec<TensorInfo>,
 }
 
 /// The generation block and the reasons for what is missing from it.
@@ -53,16 +52,13 @@ pub fn derive(metadata: &Metadata, inventory: &Inventory) -> Derived {
         }
     };
     let mut generation = Generation::default();
-    if metadata.arch() == Some(GLM_DSA) {
-        match check_glm_dsa(metadata, inventory, &mtp) {
-            Ok(()) => {
-                generation.policy = Some(glm_dsa_v1());
-                generation.thresholds = Some(thresholds());
-            }
-            Err(missing) => {
-                notes.extend(missing.into_iter().map(|what| format!("policy `glm-dsa-v1` is not advertised: {what}")))
-            }
+    if metadata.arch() == Some(Arch::GlmDsa.name()) {
+        let faults = glm_dsa_faults(metadata, inventory);
+        if faults.is_empty() {
+            generation.policy = Some(recommended_policy());
+            generation.thresholds = Some(recommended_thresholds());
         }
+        notes.extend(faults.into_iter().map(|fault| format!("policy `glm-dsa-v1` is not advertised: {fault}")));
     }
     if let Mtp::Complete(layers) = mtp {
         generation.speculative_decoding = Some(native_mtp(layers));
@@ -84,8 +80,8 @@ enum Mtp {
 
 impl Inventory {
     fn has(&self, layer: u32, name: &str) -> bool {
-        let names = self.layers.get(layer as usize);
-        names.is_some_and(|names| names.contains(&format!("blk.{layer}.{name}")))
+        let name = format!("blk.{layer}.{name}");
+        self.layers.get(layer as usize).is_some_and(|tensors| tensors.iter().any(|tensor| tensor.name == name))
     }
 
     /// Those of `names` that the layer lacks, as tensor names.
@@ -95,7 +91,8 @@ impl Inventory {
 
     fn has_any(&self, layer: u32, prefix: &str) -> bool {
         let prefix = format!("blk.{layer}.{prefix}");
-        self.layers.get(layer as usize).is_some_and(|names| names.iter().any(|name| name.starts_with(&prefix)))
+        let tensors = self.layers.get(layer as usize);
+        tensors.is_some_and(|tensors| tensors.iter().any(|tensor| tensor.name.starts_with(&prefix)))
     }
 
     fn layer_count(&self) -> u32 {
@@ -139,122 +136,19 @@ fn find_mtp(metadata: &Metadata, inventory: &Inventory) -> Result<Mtp, String> {
     }
 }
 
-/// Keys without which GLM-DSA cannot be computed, or is computed wrongly without notice.
-const GLM_DSA_KEYS: &[&str] = &[
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.key_length_mla",
-    "attention.value_length_mla",
-    "attention.q_lora_rank",
-    "attention.kv_lora_rank",
-    "attention.layer_norm_rms_epsilon",
-    "attention.indexer.head_count",
-    "attention.indexer.key_length",
-    "attention.indexer.top_k",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "expert_count",
-    "expert_used_count",
-    "expert_shared_count",
-    "expert_feed_forward_length",
-    "expert_weights_scale",
-    "expert_weights_norm",
-];
-const GLM_DSA_ATTENTION: &[&str] = &[
-    "attn_norm.weight",
-    "attn_q_a.weight",
-    "attn_q_a_norm.weight",
-    "attn_q_b.weight",
-    "attn_kv_a_mqa.weight",
-    "attn_kv_a_norm.weight",
-    "attn_k_b.weight",
-    "attn_v_b.weight",
-    "attn_output.weight",
-    "ffn_norm.weight",
-];
-const GLM_DSA_INDEXER: &[&str] = &[
-    "indexer.attn_q_b.weight",
-    "indexer.attn_k.weight",
-    "indexer.k_norm.weight",
-    "indexer.k_norm.bias",
-    "indexer.proj.weight",
-];
-const DENSE_FFN: &[&str] = &["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"];
-const MOE_FFN: &[&str] = &[
-    "ffn_gate_inp.weight",
-    "exp_probs_b.bias",
-    "ffn_gate_exps.weight",
-    "ffn_up_exps.weight",
-    "ffn_down_exps.weight",
-    "ffn_gate_shexp.weight",
-    "ffn_up_shexp.weight",
-    "ffn_down_shexp.weight",
-];
-
-/// Everything that `glm-dsa-v1` promises, or what of it is missing.
-fn check_glm_dsa(metadata: &Metadata, inventory: &Inventory, mtp: &Mtp) -> Result<(), Vec<String>> {
-    let layer_count = inventory.layer_count();
-    let mut missing: Vec<String> = GLM_DSA_KEYS
-        .iter()
-        .map(|key| metadata.arch_key(key))
-        .filter(|key| metadata.get(key).is_none())
-        .map(|key| format!("metadata key `{key}` is missing"))
-        .collect();
-    let mtp_layers = match mtp {
-        Mtp::Complete(layers) => layers.len() as u32,
-        Mtp::Absent => 0,
-        Mtp::Broken => {
-            missing.push("the MTP block is incomplete".into());
-            0
-        }
+/// Everything that keeps the model from what `glm-dsa-v1` promises, in lines.
+fn glm_dsa_faults(metadata: &Metadata, inventory: &Inventory) -> Vec<String> {
+    let config = match Config::read(metadata, inventory.layer_count()) {
+        Ok(config) => config,
+        Err(error) => return vec![error.to_string()],
     };
-    let dense = metadata.arch_uint("leading_dense_block_count").unwrap_or(0);
-    for layer in 0..layer_count {
-        let ffn = if u64::from(layer) < dense { DENSE_FFN } else { MOE_FFN };
-        let lacks = [GLM_DSA_ATTENTION, ffn].into_iter().flat_map(|names| inventory.missing(layer, names));
-        missing.extend(lacks.map(|tensor| format!("tensor `{tensor}` is missing")));
-    }
-    if let Err(problem) = check_index_share(metadata, inventory, layer_count.saturating_sub(mtp_layers)) {
-        missing.push(problem);
-    }
-    if missing.is_empty() { Ok(()) } else { Err(shorten(missing)) }
-}
-
-/// The IndexShare role of every trunk layer, from `attention.indexer.types` or, without it, from the tensors: a full
-/// layer has a whole indexer, and the first layer is full because a shared one takes its list from a layer before it.
-fn check_index_share(metadata: &Metadata, inventory: &Inventory, trunk: u32) -> Result<(), String> {
-    let key = metadata.arch_key("attention.indexer.types");
-    let declared = match metadata.get(&key) {
-        None => None,
-        Some(value) => Some(roles(value).ok_or_else(|| format!("`{key}` is not an array of booleans"))?),
-    };
-    if let Some(declared) = &declared
-        && declared.len() != trunk as usize
-    {
-        return Err(format!("`{key}` has {} entries, expected {trunk}, one for each trunk layer", declared.len()));
-    }
-    for layer in 0..trunk {
-        let lacks = inventory.missing(layer, GLM_DSA_INDEXER);
-        let full = match &declared {
-            Some(roles) => roles.get(layer as usize) == Some(&true),
-            None => inventory.has_any(layer, "indexer."),
-        };
-        if full && !lacks.is_empty() {
-            return Err(format!("layer {layer} computes its own top-k, but {} is missing", lacks.join(", ")));
-        }
-        if layer == 0 && !full {
-            return Err("layer 0 shares the top-k of a layer before it, and there is none".into());
-        }
-    }
-    Ok(())
-}
-
-fn roles(value: &Value) -> Option<Vec<bool>> {
-    match value.as_array()? {
-        Array::Bool(roles) => Some(roles.clone()),
-        other => (0..other.len()).map(|at| other.value(at)?.as_uint().map(|role| role != 0)).collect(),
-    }
+    let layers = (0..config.layer_count).zip(&inventory.layers);
+    let layers = layers.flat_map(|(layer, tensors)| config.layer_faults(layer, tensors).1);
+    let boundaries = [
+        config.boundary_faults(true, false, &inventory.embeddings),
+        config.boundary_faults(false, true, &inventory.output),
+    ];
+    shorten(boundaries.into_iter().flatten().chain(layers).map(|fault| fault.to_string()).collect())
 }
 
 /// One line for each missing thing is plenty to find the cause.
@@ -266,32 +160,6 @@ fn shorten(mut missing: Vec<String>) -> Vec<String> {
         missing.push(format!("and {more} more"));
     }
     missing
-}
-
-fn glm_dsa_v1() -> Policy {
-    let path = |path| Some(Open::Known(path));
-    let gated = |switch: Switch| (switch.name().to_owned(), Open::Known(Gate::EvidenceGated));
-    Policy {
-        profile: Some(Open::Known(Profile::GlmDsaV1)),
-        decode: path(PolicyPath::CompactFlash),
-        short_prefill: path(PolicyPath::Dense),
-        long_prefill: path(PolicyPath::SparseChunked),
-        verify: path(PolicyPath::Auto),
-        indexshare: Some(Open::Known(IndexShare::Required)),
-        experimental: [Switch::SelectedRowFlash, Switch::MoeWeightedDown, Switch::MoeMergedSharedGateUp]
-            .map(gated)
-            .into(),
-        extra: Extra::new(),
-    }
-}
-
-fn thresholds() -> Thresholds {
-    Thresholds {
-        short_prefill_max_tokens: Some(SHORT_PREFILL_MAX_TOKENS),
-        compact_flash_min_kv: Some(COMPACT_FLASH_MIN_KV),
-        dense_mask_max_bytes: Some(DENSE_MASK_MAX_BYTES),
-        extra: Extra::new(),
-    }
 }
 
 /// The MTP blocks as a proposer, and the one strategy that uses it, with its window fixed at 1.

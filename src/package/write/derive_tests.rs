@@ -1,35 +1,33 @@
 //! What is advertised for which fragments.
 
 use super::*;
+use crate::{
+    gguf::{Array, Value},
+    package::{
+        generation::Policy,
+        glm_dsa::testing::{config, layer, metadata, tensor},
+    },
+};
 
-const TRUNK: u32 = 4;
+/// The MTP block of the tiny model.
+const MTP_LAYER: u32 = 6;
 
-/// A whole GLM-DSA model: one dense layer, roles full, shared, full, shared, and one MTP block.
+/// A whole GLM-DSA model: two dense layers, roles full, full, shared, shared, full, shared, and one MTP block.
 fn glm() -> (Metadata, Inventory) {
-    let mut metadata = Metadata::default();
-    metadata.set("general.architecture", "glm-dsa");
-    for key in GLM_DSA_KEYS {
-        metadata.set(format!("glm-dsa.{key}"), Value::U32(2));
-    }
-    metadata.set("glm-dsa.leading_dense_block_count", Value::U32(1));
-    metadata.set("glm-dsa.nextn_predict_layers", Value::U32(1));
-    metadata.set("glm-dsa.attention.indexer.types", Value::Array(Array::Bool(vec![true, false, true, false])));
-    let layer = |index: u32| {
-        let mut names: Vec<&str> = GLM_DSA_ATTENTION.to_vec();
-        names.extend(if index == 0 { DENSE_FFN } else { MOE_FFN });
-        if index.is_multiple_of(2) {
-            names.extend(GLM_DSA_INDEXER);
-        }
-        if index == TRUNK {
-            names.extend(["nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"]);
-        }
-        names.iter().map(|name| format!("blk.{index}.{name}")).collect()
+    let config = config();
+    let boundary = |input, output| {
+        let rules = config.boundary_tensors(input, output);
+        rules.iter().map(|rule| tensor(&rule.name, &rule.shape)).collect()
     };
-    (metadata, Inventory { layers: (0..=TRUNK).map(layer).collect() })
+    let layers = (0..=MTP_LAYER).map(|index| layer(&config, index).tensors).collect();
+    (metadata(), Inventory { embeddings: boundary(true, false), layers, output: boundary(false, true) })
 }
 
 fn remove(inventory: &mut Inventory, layer: usize, name: &str) {
-    assert!(inventory.layers[layer].remove(&format!("blk.{layer}.{name}")), "{name} was not there");
+    let name = format!("blk.{layer}.{name}");
+    let before = inventory.layers[layer].len();
+    inventory.layers[layer].retain(|tensor| tensor.name != name);
+    assert_eq!(inventory.layers[layer].len() + 1, before, "{name} was not there");
 }
 
 fn policy(derived: &Derived) -> Option<&Policy> {
@@ -66,13 +64,13 @@ fn a_whole_glm_dsa_model_gets_the_block_of_the_spec() {
         },
         "speculative_decoding": {
             "default": "mtp",
-            "proposers": { "mtp": { "type": "native-mtp", "prediction_depth": 1, "layer_indices": [4] } },
+            "proposers": { "mtp": { "type": "native-mtp", "prediction_depth": 1, "layer_indices": [6] } },
             "strategies": {
                 "mtp": {
                     "type": "native-mtp",
                     "proposer": "mtp",
                     "prediction_depth": 1,
-                    "layer_indices": [4],
+                    "layer_indices": [6],
                     "window_policy": {
                         "default": "fixed", "initial_window": 1, "min_window": 1, "max_window": 1, "pipeline_depth": 1
                     }
@@ -91,8 +89,8 @@ fn any_missing_glm_dsa_tensor_withdraws_the_policy() {
         (3, "ffn_down_exps.weight"),
         (3, "ffn_gate_shexp.weight"),
         (0, "ffn_gate.weight"),
-        (2, "indexer.k_norm.bias"),
-        (4, "attn_v_b.weight"),
+        (4, "indexer.k_norm.bias"),
+        (6, "attn_v_b.weight"),
     ];
     for (layer, name) in cases {
         let (metadata, mut inventory) = glm();
@@ -105,8 +103,29 @@ fn any_missing_glm_dsa_tensor_withdraws_the_policy() {
 }
 
 #[test]
-fn any_missing_glm_dsa_key_withdraws_the_policy() {
-    for key in GLM_DSA_KEYS {
+fn a_wrong_shape_or_a_tensor_too_many_withdraws_the_policy() {
+    let (metadata, mut inventory) = glm();
+    inventory.layers[3][1].shape[1] += 1;
+    inventory.layers[3].push(tensor("blk.3.attn_q_b.scale", &[1]));
+    inventory.output.push(tensor("output.scale", &[1]));
+    let derived = derive(&metadata, &inventory);
+    assert_eq!(policy(&derived), None);
+    for word in ["attn_q_a.weight` has shape", "blk.3.attn_q_b.scale", "output.scale"] {
+        assert!(derived.notes.iter().any(|note| note.contains(word)), "{word}: {:?}", derived.notes);
+    }
+    let (metadata, mut inventory) = glm();
+    inventory.layers.iter_mut().for_each(Vec::clear);
+    let notes = derive(&metadata, &inventory).notes;
+    assert_eq!(
+        notes.iter().filter(|note| note.contains("glm-dsa-v1")).count(),
+        9,
+        "eight and how many more: {notes:?}"
+    );
+}
+
+#[test]
+fn metadata_that_breaks_the_contract_withdraws_the_policy() {
+    for key in ["attention.head_count_kv", "expert_weights_scale", "attention.indexer.top_k", "rope.freq_base"] {
         let (mut metadata, inventory) = glm();
         metadata.remove(&format!("glm-dsa.{key}"));
         let derived = derive(&metadata, &inventory);
@@ -116,15 +135,28 @@ fn any_missing_glm_dsa_key_withdraws_the_policy() {
 }
 
 #[test]
-fn roles_come_from_the_key_or_from_the_tensors() {
-    let (mut metadata, inventory) = glm();
+fn roles_are_those_that_a_runtime_would_read() {
+    let (mut metadata, mut inventory) = glm();
     metadata.remove("glm-dsa.attention.indexer.types");
-    assert!(policy(&derive(&metadata, &inventory)).is_some(), "whole indexers are evidence");
+    let derived = derive(&metadata, &inventory);
+    assert_eq!(policy(&derived), None, "without the key every layer is full, and some have no indexer");
+    assert!(derived.notes[0].contains("layer 2 is full"), "{:?}", derived.notes);
+    let indexer = inventory.layers[0].iter().filter(|tensor| tensor.name.contains(".indexer.")).cloned();
+    let indexer: Vec<_> = indexer.collect();
+    for layer in [2, 3, 5] {
+        let renamed = |mut tensor: TensorInfo| {
+            tensor.name = tensor.name.replacen("blk.0.", &format!("blk.{layer}."), 1);
+            tensor
+        };
+        inventory.layers[layer].extend(indexer.iter().cloned().map(renamed));
+    }
+    assert!(policy(&derive(&metadata, &inventory)).is_some(), "all full by default, and all have one");
 
     for (types, problem) in [
-        (vec![true, true, true, false], "layer 1 computes its own top-k"),
-        (vec![false, false, true, false], "layer 0 shares"),
-        (vec![true, false, true], "3 entries, expected 4"),
+        (vec![true, true, true, false, true, false], "layer 2 is full"),
+        (vec![true, false, false, false, true, false], "layer 1 is shared"),
+        (vec![false, true, false, false, true, false], "true for layer 0"),
+        (vec![true, false, true], "an array of 3 bool"),
     ] {
         let (mut metadata, inventory) = glm();
         metadata.set("glm-dsa.attention.indexer.types", Value::Array(Array::Bool(types)));
@@ -138,12 +170,12 @@ fn roles_come_from_the_key_or_from_the_tensors() {
 fn mtp_needs_its_tensors_and_its_key() {
     for name in ["nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"] {
         let (metadata, mut inventory) = glm();
-        remove(&mut inventory, 4, name);
+        remove(&mut inventory, MTP_LAYER as usize, name);
         let derived = derive(&metadata, &inventory);
         assert_eq!(derived.generation, None, "{name}");
         assert!(derived.notes[0].contains(name), "{:?}", derived.notes);
     }
-    for count in [0, 2, 5, 9] {
+    for count in [0, 2, 7, 9] {
         let (mut metadata, inventory) = glm();
         metadata.set("glm-dsa.nextn_predict_layers", Value::U32(count));
         let derived = derive(&metadata, &inventory);
@@ -159,10 +191,10 @@ fn mtp_of_any_architecture_is_advertised() {
     metadata.set("glm4moe.nextn_predict_layers", Value::U32(1));
     let names = ["attn_q.weight", "ffn_up.weight", "nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"];
     let layers = vec![
-        HashSet::from(["blk.0.attn_q.weight".to_owned()]),
-        names.iter().map(|name| format!("blk.1.{name}")).collect(),
+        vec![tensor("blk.0.attn_q.weight", &[4])],
+        names.iter().map(|name| tensor(&format!("blk.1.{name}"), &[4])).collect(),
     ];
-    let derived = derive(&metadata, &Inventory { layers });
+    let derived = derive(&metadata, &Inventory { layers, ..Inventory::default() });
     assert_eq!(mtp(&derived).unwrap().default.as_deref(), Some("mtp"));
     assert_eq!(policy(&derived), None);
     assert!(derived.notes.is_empty());
@@ -172,6 +204,6 @@ fn mtp_of_any_architecture_is_advertised() {
 fn an_ordinary_model_advertises_nothing() {
     let mut metadata = Metadata::default();
     metadata.set("general.architecture", "llama");
-    let layers = vec![HashSet::from(["blk.0.attn_q.weight".to_owned()])];
-    assert_eq!(derive(&metadata, &Inventory { layers }), Derived::default());
+    let layers = vec![vec![tensor("blk.0.attn_q.weight", &[4])]];
+    assert_eq!(derive(&metadata, &Inventory { layers, ..Inventory::default() }), Derived::default());
 }

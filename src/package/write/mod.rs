@@ -214,12 +214,16 @@ pub fn write_package(request: &WriteRequest, progress: &dyn Progress) -> Result<
     Ok(Written { manifest, manifest_sha256, reused, derived })
 }
 
-/// Opens the package as a stage that owns all of it would, and lists the tensors of its layers.
+/// Opens the package as a stage that owns all of it would, and lists its tensors.
 fn open_as_reader(out_dir: &Path, manifest: &Manifest) -> Result<Inventory, WriteError> {
     let root = out_dir.canonicalize().map_err(TransferError::io(out_dir, "open the directory"))?;
     let package = Package::unchecked(root, manifest.clone(), Sha256Digest::of(manifest.to_json().as_bytes()));
     let selection = package.select(LayerRange::new(0, manifest.layer_count).map_err(PackageError::from)?)?;
     let files = package.load(&selection, Verify::SizesOnly)?;
-    let names = |file: &GgufFile| file.gguf().tensors.iter().map(|tensor| tensor.name.clone()).collect();
-    Ok(Inventory { layers: files.layers.iter().map(|(_, file)| names(file)).collect() })
+    let tensors = |file: &GgufFile| file.gguf().tensors.clone();
+    Ok(Inventory {
+        embeddings: files.embeddings.as_ref().map(tensors).unwrap_or_default(),
+        layers: files.layers.iter().map(|(_, file)| tensors(file)).collect(),
+        output: files.output.as_ref().map(tensors).unwrap_or_default(),
+    })
 }
