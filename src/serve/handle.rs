@@ -16,6 +16,7 @@ use crate::{
         scheduler::{self, Command},
         shared::Shared,
     },
+    spec::Speculation,
     stage::StageEngine,
     text::TextModel,
 };
@@ -55,6 +56,8 @@ pub struct ModelCard {
     pub arch: String,
     /// Runtime ABI version of the package.
     pub abi: String,
+    /// How it speculates.
+    pub speculation: Speculation,
 }
 
 /// What exists once the model is loaded.
@@ -207,7 +210,9 @@ impl Starter {
         if shared.phase() != Phase::Loading {
             return Err(shared.abandoned());
         }
-        let limits = Limits::new(engine.shape(), &text, &self.inner.options).map_err(|error| self.give_up(error))?;
+        let limits = Limits::new(engine.shape(), &text, &card.speculation, &self.inner.options);
+        let limits = limits.map_err(|error| self.give_up(error))?;
+        let strategy = card.speculation.is_enabled().then(|| Arc::from(card.speculation.strategy.as_str()));
         card.n_ctx = limits.ctx_per_request;
         shared.set_capacity(limits.lanes, limits.kv_rows);
         let (commands, inbox) = mpsc::channel();
@@ -220,7 +225,7 @@ impl Starter {
             // The shutdown came between the check above and here.
             let _ = commands.send(Command::Drain(Some(Instant::now())));
         }
-        Ok(move || scheduler::run(engine, text, shared, inbox, limits))
+        Ok(move || scheduler::run(engine, text, shared, inbox, limits, strategy))
     }
 
     /// Ends loading: there will be no model. The message says why.

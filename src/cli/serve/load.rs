@@ -150,6 +150,7 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         package_digest: package.manifest_sha256().to_string(),
         arch: metadata.arch().unwrap_or("unknown").to_owned(),
         abi: manifest.skippy_abi_version.to_string(),
+        speculation: Speculation::disabled(),
     };
     Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
 }
