@@ -18,7 +18,7 @@ impl Paths {
             Phase::Decode | Phase::Verify => &mut self.decode,
         };
         note(paths, decision.selected);
-        if departs(decision) {
+        if decision.departs() {
             note(&mut self.fallback, decision.reason);
         }
     }
@@ -28,8 +28,4 @@ fn note<T: PartialEq>(seen: &mut Vec<T>, value: T) {
     if !seen.contains(&value) {
         seen.push(value);
     }
-}
-
-fn departs(decision: &Decision) -> bool {
-    decision.recommended.label() != decision.selected.label()
 }

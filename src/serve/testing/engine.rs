@@ -13,8 +13,10 @@ use std::{
 use super::{EOG, FakeText, hash, mix, next_token, whole};
 use crate::{
     package::LayerRange,
+    policy::{Inputs, Phase, Resolver},
     stage::{
-        DraftRow, Purpose, Row, SeqId, Span, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
+        DraftRow, Purpose, Row, SeqId, Span, SpanDecision, StageBatch, StageEngine, StageError, StageInput,
+        StageOutput, StageShape,
     },
     text::TextModel as _,
 };
@@ -173,6 +175,8 @@ pub struct FakeEngine {
     followed: Vec<bool>,
     /// Drafts given for each sequence.
     drafted: Vec<u32>,
+    resolver: Option<Resolver>,
+    decisions: Vec<SpanDecision>,
     probe: Probe,
     gate: Option<Barrier>,
 }
@@ -200,6 +204,8 @@ impl FakeEngine {
             hits: None,
             followed: vec![false; lanes as usize],
             drafted: vec![0; lanes as usize],
+            resolver: None,
+            decisions: Vec::new(),
             probe: Probe::default(),
             gate: None,
         }
@@ -226,6 +232,28 @@ impl FakeEngine {
         self.shape.drafts = true;
         self.hits = Some(Box::new(hits));
         self
+    }
+
+    /// Lets `resolver` decide on the attention path of every span. Nothing is computed another way for it.
+    pub fn deciding(mut self, resolver: Resolver) -> Self {
+        self.resolver = Some(resolver);
+        self
+    }
+
+    fn decide(&mut self, batch: &StageBatch<'_>) {
+        self.decisions.clear();
+        let Some(resolver) = &self.resolver else { return };
+        for span in batch.spans {
+            let rows: Vec<&Row> = batch.rows.iter().filter(|row| row.seq == span.seq).collect();
+            let phase = match span.purpose {
+                Purpose::Prefill { prompt } => resolver.prefill(prompt),
+                Purpose::Decode => Phase::Decode,
+                Purpose::Verify => Phase::Verify,
+            };
+            let n_kv = rows.last().map_or(0, |row| row.pos + 1);
+            let inputs = Inputs { path: span.path, ..Inputs::new(phase, rows.len() as u32, n_kv) };
+            self.decisions.push(SpanDecision { seq: span.seq, decision: resolver.resolve(&inputs) });
+        }
     }
 
     /// Claims to own only `layers`.
@@ -343,6 +371,7 @@ impl StageEngine for FakeEngine {
             _ => {}
         }
         self.check(batch, tokens)?;
+        self.decide(batch);
         self.logits.clear();
         for (row, &token) in batch.rows.iter().zip(tokens) {
             let seq = row.seq.0 as usize;
@@ -387,6 +416,10 @@ impl StageEngine for FakeEngine {
 
     fn n_rows(&self, seq: SeqId) -> u32 {
         self.histories[seq.0 as usize].len() as u32
+    }
+
+    fn decisions(&self) -> &[SpanDecision] {
+        &self.decisions
     }
 
     fn draft(&mut self, rows: &[DraftRow]) -> Result<&[f32], StageError> {

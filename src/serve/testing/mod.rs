@@ -2,7 +2,7 @@
 //!
 //! [`FakeEngine`] computes its logits from the *whole token history* of a sequence, so any mix-up between lanes or a
 //! wrong position changes the text. It can be stopped before each step ([`FakeEngine::gated`]), made to fail
-//! ([`Probe::inject`]) and made to draft ([`FakeEngine::drafting`]).
+//! ([`Probe::inject`]), made to draft ([`FakeEngine::drafting`]) and made to decide on paths ([`FakeEngine::deciding`]).
 
 mod engine;
 mod text;

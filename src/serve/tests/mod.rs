@@ -4,6 +4,7 @@ mod answers;
 mod batching;
 mod faults;
 mod lifecycle;
+mod paths;
 mod speculation;
 
 use std::{sync::Arc, thread::JoinHandle};
