@@ -18,6 +18,7 @@ pub mod llama;
 pub mod package;
 pub mod policy;
 pub mod serve;
+pub mod spec;
 pub mod stage;
 pub mod telemetry;
 pub mod text;

@@ -34,7 +34,9 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
         name: "phase",
         takes: "string: `decode`, `short_prefill`, `long_prefill`, `verify`, or `prefill`",
         default: "required",
-        effect: Works("What the rows are for. `prefill` is a prompt of `n_tokens`, short or long by the package's threshold."),
+        effect: Works(
+            "What the rows are for. `prefill` is a prompt of `n_tokens`, short or long by the package's threshold.",
+        ),
         good: "\"verify\"",
         bad: &["7", "\"Decode\"", "\"\"", "[]"],
     },

@@ -1,4 +1,89 @@
-//! Who gets how many rows of the next step.
+//! Who gets how many rows of the next step, and the rows themselves.
+
+use crate::{
+    serve::lane::Lane,
+    stage::{DraftRow, Row, SeqId, Span},
+};
+
+/// Buffers of the step at hand; kept to be reused.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) tokens: Vec<i32>,
+    pub(super) rows: Vec<Row>,
+    pub(super) spans: Vec<Span>,
+    /// Lane and position of each row that returns logits, in order.
+    pub(super) outputs: Vec<(usize, u32)>,
+    /// Rows each lane gets, 0 for none.
+    pub(super) grants: Vec<u32>,
+    /// Whom to ask the draft head for, in the order of lanes.
+    pub(super) questions: Vec<DraftRow>,
+    /// Its answers, as far as they are usable.
+    answers: Vec<(SeqId, i32)>,
+    /// Prompt rows each lane can use.
+    needs: Vec<u32>,
+    /// The lane whose prompt gets the first piece.
+    first_prompt: usize,
+    /// Lanes past their prompt.
+    pub(super) decoding: usize,
+}
+
+impl Batch {
+    /// Shares out the rows of a step: one for each decoding lane; then pieces of prompts, taking turns; then drafts,
+    /// lane by lane, while there is room. There are never more lanes than rows in a batch, so every decoding lane and
+    /// at least one prompt move on with every step, and a draft never takes a row from either.
+    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, chunk: u32) {
+        self.needs.clear();
+        self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or(0, Lane::prompt_need)));
+        let past_prompt = |(lane, need): (&Option<Lane>, &u32)| lane.is_some() && *need == 0;
+        self.decoding = lanes.iter().zip(&self.needs).filter(|pair| past_prompt(*pair)).count();
+        let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
+        self.first_prompt = grant_pieces(budget, chunk, &self.needs, self.first_prompt, &mut self.grants);
+        let room = budget.saturating_sub(self.grants.iter().sum());
+        self.questions.clear();
+        self.questions.extend(lanes.iter().flatten().filter_map(Lane::question).take(room as usize));
+        self.answers.clear();
+    }
+
+    /// The draft head guesses that `token` follows in `seq`. In the order of [`questions`](Self::questions).
+    pub(super) fn answer(&mut self, seq: SeqId, token: i32) {
+        self.answers.push((seq, token));
+    }
+
+    /// Puts the rows together as planned.
+    pub(super) fn compose(&mut self, lanes: &mut [Option<Lane>]) {
+        self.tokens.clear();
+        self.rows.clear();
+        self.spans.clear();
+        self.outputs.clear();
+        let mut answers = self.answers.iter().peekable();
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            let Some(lane) = lane else { continue };
+            let first = self.rows.len();
+            let span = match (self.needs[i], self.grants[i]) {
+                (0, _) => {
+                    let draft = answers.next_if(|(seq, _)| *seq == lane.seq()).map(|(_, token)| *token);
+                    lane.put_window(draft, &mut self.tokens, &mut self.rows)
+                }
+                // Its turn comes later.
+                (_, 0) => continue,
+                (_, n) => lane.put_prompt(n, &mut self.tokens, &mut self.rows),
+            };
+            self.spans.push(span);
+            self.outputs.extend(self.rows[first..].iter().filter(|row| row.output).map(|row| (i, row.pos)));
+            self.grants[i] = (self.rows.len() - first) as u32;
+        }
+    }
+
+    /// Rows of prompts.
+    pub(super) fn prompt_rows(&self) -> usize {
+        self.rows.len() - self.decoding - self.drafts()
+    }
+
+    /// Rows of drafts.
+    pub(super) fn drafts(&self) -> usize {
+        self.answers.len()
+    }
+}
 
 /// Gives prompts their next piece: `chunk` rows, or what is left of the prompt. Whole pieces only, so that a prompt is cut
 /// in the same places whoever its neighbours are (how it is cut may change how its logits round). The first piece goes to

@@ -17,6 +17,7 @@ use crate::{
         scheduler::{self, Command},
         shared::Shared,
     },
+    spec::Speculation,
     stage::StageEngine,
     text::TextModel,
 };
@@ -58,6 +59,8 @@ pub struct ModelCard {
     pub abi: String,
     /// How attention paths are decided; `None` when the engine has no choice.
     pub policy: Option<Arc<Resolver>>,
+    /// How it speculates.
+    pub speculation: Speculation,
 }
 
 /// What exists once the model is loaded.
@@ -210,7 +213,9 @@ impl Starter {
         if shared.phase() != Phase::Loading {
             return Err(shared.abandoned());
         }
-        let limits = Limits::new(engine.shape(), &text, &self.inner.options).map_err(|error| self.give_up(error))?;
+        let limits = Limits::new(engine.shape(), &text, &card.speculation, &self.inner.options);
+        let limits = limits.map_err(|error| self.give_up(error))?;
+        let strategy = card.speculation.is_enabled().then(|| Arc::from(card.speculation.strategy.as_str()));
         card.n_ctx = limits.ctx_per_request;
         shared.set_capacity(limits.lanes, limits.kv_rows);
         let (commands, inbox) = mpsc::channel();
@@ -223,7 +228,7 @@ impl Starter {
             // The shutdown came between the check above and here.
             let _ = commands.send(Command::Drain(Some(Instant::now())));
         }
-        Ok(move || scheduler::run(engine, text, shared, inbox, limits))
+        Ok(move || scheduler::run(engine, text, shared, inbox, limits, strategy))
     }
 
     /// Ends loading: there will be no model. The message says why.

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::{
-    serve::{Event, FinishReason, GenerateRequest, ServeError, ServeOptions, observe::Clock, shared::Shared},
+    serve::{
+        Event, FinishReason, GenerateRequest, ServeError, ServeOptions, drafting::WINDOW, observe::Clock,
+        shared::Shared,
+    },
+    spec::Speculation,
     stage::StageShape,
     text::{Sampler, SamplingParams, StopMatcher, TextModel, argmax, has_nan},
 };
@@ -18,11 +22,18 @@ pub(super) struct Limits {
     pub(super) ctx_per_request: u32,
     pub(super) kv_rows: u32,
     pub(super) n_vocab: u32,
+    /// Rows of a lane past its prompt: the chosen token and drafts behind it.
+    pub(super) window: u32,
 }
 
 impl Limits {
     /// The operator's options within what the engine can do.
-    pub(super) fn new(shape: &StageShape, text: &Arc<dyn TextModel>, options: &ServeOptions) -> Result<Self, String> {
+    pub(super) fn new(
+        shape: &StageShape,
+        text: &Arc<dyn TextModel>,
+        speculation: &Speculation,
+        options: &ServeOptions,
+    ) -> Result<Self, String> {
         if !(shape.owns_input() && shape.owns_output()) {
             return Err(format!(
                 "layers {} of {} own {}: completions need every layer",
@@ -33,6 +44,13 @@ impl Limits {
         }
         if shape.n_vocab == 0 || shape.n_vocab != text.n_vocab() as usize {
             return Err(format!("the logits have {} columns, the vocabulary {}", shape.n_vocab, text.n_vocab()));
+        }
+        let window = speculation.kind.window();
+        if window > 1 && !shape.drafts {
+            return Err(format!("strategy `{}` needs a draft head, the engine has none", speculation.strategy));
+        }
+        if window > WINDOW {
+            return Err(format!("strategy `{}` drafts {} tokens at once, at most 1", speculation.strategy, window - 1));
         }
         // A lane needs a sequence, a row of every batch and a KV row.
         let most = shape.n_seq_max.min(shape.n_batch).min(shape.n_ctx);
@@ -49,6 +67,7 @@ impl Limits {
             ctx_per_request: options.ctx_per_request.unwrap_or(shape.n_ctx / lanes).clamp(1, shape.n_ctx_seq),
             kv_rows: shape.n_ctx,
             n_vocab: text.n_vocab(),
+            window,
         })
     }
 
@@ -102,6 +121,11 @@ impl Job {
         let kv_rows = prompt_rows + budget.saturating_sub(1);
         let clock = Clock::start();
         Ok((Self { request, stops, budget, prompt_rows, kv_rows, clock, reply }, events))
+    }
+
+    /// Whether drafts can be of use: the first token comes from the prompt, the last one needs no draft behind it.
+    pub(super) fn may_speculate(&self) -> bool {
+        !self.request.without_speculation && self.budget > WINDOW
     }
 
     /// Tokens of the prompt.

@@ -1,15 +1,18 @@
 //! One running request.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use crate::{
+    policy::Decision,
     serve::{
         Event, FinishReason, ServeError, TokenOut, Usage,
+        drafting::{Drafting, WINDOW},
         job::{Job, Picker},
         observe::{self, Clock},
         output::Output,
+        paths::Paths,
     },
-    stage::{Row, SeqId},
+    stage::{DraftRow, Purpose, Row, SeqId, Span},
     text::{LogSoftmax, TextModel, top_n},
 };
 
@@ -37,6 +40,10 @@ pub(super) struct Lane {
     next: i32,
     /// Tokens chosen.
     generated: u32,
+    /// Tokens chosen before the pass at hand.
+    generated_before: u32,
+    drafting: Drafting,
+    paths: Paths,
     /// Prompt tokens with their log-probabilities, as far as computed.
     scored: Vec<TokenOut>,
     /// Set once nothing more is to be done.
@@ -44,14 +51,34 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Starts `job` on `seq` and tells the client so.
-    pub(super) fn start(mut job: Job, picker: Picker, seq: SeqId, text: &dyn TextModel) -> Self {
+    /// Starts `job` on `seq` and tells the client so. `strategy` is how the server speculates, if it does.
+    pub(super) fn start(
+        mut job: Job,
+        picker: Picker,
+        seq: SeqId,
+        strategy: Option<&Arc<str>>,
+        text: &dyn TextModel,
+    ) -> Self {
         let mut clock = job.clock;
         clock.admit(Instant::now());
         job.reply.send(Event::Started { prompt_tokens: job.prompt_tokens() });
         let output = Output::new(std::mem::take(&mut job.stops));
-        let (next, generated, rows, scored) = (0, 0, 0, Vec::new());
-        let mut lane = Self { job, picker, seq, clock, output, rows, next, generated, scored, ending: None };
+        let drafting = Drafting::new(strategy.filter(|_| job.may_speculate()).cloned());
+        let mut lane = Self {
+            job,
+            picker,
+            seq,
+            clock,
+            output,
+            rows: 0,
+            next: 0,
+            generated: 0,
+            generated_before: 0,
+            drafting,
+            paths: Paths::default(),
+            scored: Vec::new(),
+            ending: None,
+        };
         if let (true, Some(&first)) = (lane.job.request.prompt_logprobs, lane.job.request.prompt.first()) {
             lane.push_scored(TokenOut { id: first, bytes: text.piece(first, false), logprob: None, top: Vec::new() });
         }
@@ -61,6 +88,10 @@ impl Lane {
 
     pub(super) fn is_gone(&self) -> bool {
         self.job.reply.is_gone()
+    }
+
+    pub(super) fn seq(&self) -> SeqId {
+        self.seq
     }
 
     /// KV rows held.
@@ -79,32 +110,76 @@ impl Lane {
         if self.job.request.prompt_logprobs { left.min(SCORED_ROWS_PER_STEP) } else { left }
     }
 
-    /// Puts `n` rows of the prompt, or the one next token, into the batch.
-    pub(super) fn put_rows(&self, n: u32, tokens: &mut Vec<i32>, rows: &mut Vec<Row>) {
+    /// What to ask the draft head: for the token after the chosen one. Nothing while the prompt is being read, when the
+    /// request does not draft (any more), and when its budget leaves room for one token only. What the budget leaves is
+    /// also what is left of the KV rows promised, since the last token never enters the cache.
+    pub(super) fn question(&self) -> Option<DraftRow> {
+        let wanted = self.drafting.is_on() && self.prompt_need() == 0;
+        (wanted && self.rows + WINDOW <= self.job.kv_rows).then_some(DraftRow { seq: self.seq, token: self.next })
+    }
+
+    /// The draft head has answered with something that is no guess.
+    pub(super) fn stop_drafting(&mut self) {
+        self.drafting.unusable();
+    }
+
+    /// Puts the next `n` rows of the prompt into the batch.
+    pub(super) fn put_prompt(&self, n: u32, tokens: &mut Vec<i32>, rows: &mut Vec<Row>) -> Span {
         let prompt = &self.job.request.prompt;
-        for pos in self.rows..self.rows + n {
-            let place = pos as usize;
-            tokens.push(prompt.get(place).copied().unwrap_or(self.next));
-            let output = self.job.request.prompt_logprobs || place + 1 >= prompt.len();
+        for (pos, &token) in (self.rows..).zip(prompt.iter().skip(self.rows as usize).take(n as usize)) {
+            let output = self.job.request.prompt_logprobs || pos as usize + 1 >= prompt.len();
+            tokens.push(token);
             rows.push(Row { seq: self.seq, pos, output });
         }
+        self.span(Purpose::Prefill { prompt: self.job.prompt_tokens() })
     }
 
-    /// The step has put `n` rows more into the cache.
-    pub(super) fn advance(&mut self, n: u32) {
-        self.rows += n;
-        self.finish_without_tokens();
+    /// Puts the chosen token and, behind it, a draft into the batch.
+    pub(super) fn put_window(&mut self, draft: Option<i32>, tokens: &mut Vec<i32>, rows: &mut Vec<Row>) -> Span {
+        self.drafting.open(draft);
+        for (pos, token) in (self.rows..).zip([Some(self.next), draft].into_iter().flatten()) {
+            tokens.push(token);
+            rows.push(Row { seq: self.seq, pos, output: true });
+        }
+        self.span(if draft.is_some() { Purpose::Verify } else { Purpose::Decode })
     }
 
-    /// Takes the logits of the row at `pos`.
+    fn span(&self, purpose: Purpose) -> Span {
+        Span { seq: self.seq, purpose, path: self.job.request.path, drafts: self.drafting.is_on() }
+    }
+
+    /// Takes the logits of the row at `pos`. Those of a draft's row count only if the model has chosen the draft and the
+    /// text goes on.
     pub(super) fn read(&mut self, pos: u32, logits: &[f32], text: &dyn TextModel, now: Instant) {
         match self.job.request.prompt.get(pos as usize + 1) {
             Some(&token) => {
                 let scored = self.token_out(token, logits, text);
                 self.push_scored(scored);
             }
+            None if self.ending.is_some() || self.drafting.is_rejected() => {}
             None => self.ending = self.choose(logits, text, now),
         }
+    }
+
+    /// The step has put `n` rows more into the cache. Returns how many rows of the sequence to keep when the last one is
+    /// that of a draft which the model has not chosen. A request that is over loses all its rows anyway.
+    pub(super) fn advance(&mut self, n: u32) -> Option<u32> {
+        if n > 0 && self.rows >= self.job.prompt_rows {
+            self.drafting.close(self.generated - self.generated_before);
+        }
+        self.generated_before = self.generated;
+        self.rows += n;
+        self.finish_without_tokens();
+        if n < WINDOW || !self.drafting.is_rejected() || self.ending.is_some() {
+            return None;
+        }
+        self.rows -= 1;
+        Some(self.rows)
+    }
+
+    /// How the attention of its rows ran in the last step.
+    pub(super) fn note(&mut self, decision: &Decision) {
+        self.paths.note(decision);
     }
 
     fn push_scored(&mut self, token: TokenOut) {
@@ -128,6 +203,7 @@ impl Lane {
             Ok(token) => token,
             Err(error) => return Some(Ending::Failed(error)),
         };
+        self.drafting.verify(token);
         self.generated += 1;
         self.clock.token(now);
         if !self.job.request.ignore_eos && text.is_eog(token) {
@@ -173,7 +249,7 @@ impl Lane {
         let prompt_tokens = self.job.prompt_tokens();
         let usage = Usage { prompt_tokens, cached_tokens: 0, completion_tokens: self.generated };
         let computed = self.rows.min(self.job.prompt_rows);
-        end(self.job, self.clock, ending, usage, computed);
+        end(self.job, self.clock, ending, usage, computed, &self.drafting, self.paths);
     }
 }
 
@@ -181,16 +257,17 @@ impl Lane {
 pub(super) fn end_queued(job: Job, ending: Ending) {
     let clock = job.clock;
     let usage = Usage { prompt_tokens: job.prompt_tokens(), ..Usage::default() };
-    end(job, clock, ending, usage, 0);
+    end(job, clock, ending, usage, 0, &Drafting::default(), Paths::default());
 }
 
-fn end(job: Job, clock: Clock, ending: Ending, usage: Usage, computed: u32) {
+fn end(job: Job, clock: Clock, ending: Ending, usage: Usage, computed: u32, drafting: &Drafting, paths: Paths) {
     let (reason, error) = match &ending {
         Ending::Finished(reason) => (*reason, None),
         Ending::Failed(error) => (FinishReason::Error, Some(error)),
     };
     let request_id = job.request.request_id.as_str();
-    let timings = observe::End { request_id, reason, error, clock: &clock, usage, computed }.record();
+    let end = observe::End { request_id, reason, error, clock: &clock, usage, computed, drafting };
+    let timings = end.record(paths);
     let last = match ending {
         Ending::Finished(FinishReason::Cancelled) => None,
         Ending::Finished(reason) => Some(Event::Done { reason, usage, timings }),

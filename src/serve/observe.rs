@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    serve::{FinishReason, ServeError, Timings, Usage},
+    policy::{Path, Reason},
+    serve::{FinishReason, ServeError, Timings, Usage, drafting::Drafting, paths::Paths},
     telemetry::{
         labels::{Endpoint, Finish, PromptSource, StepPhase},
         metrics,
@@ -60,6 +61,7 @@ impl Clock {
             decode_ms: millis(decode),
             prompt_per_second: per_second(computed, prefill),
             predicted_per_second: per_second(generated.saturating_sub(1), decode),
+            ..Timings::default()
         }
     }
 }
@@ -81,13 +83,22 @@ pub(super) struct End<'a> {
     pub(super) usage: Usage,
     /// Prompt tokens that went through the layers.
     pub(super) computed: u32,
+    pub(super) drafting: &'a Drafting,
 }
 
 impl End<'_> {
     /// Counts the request as finished and writes its log line.
-    pub(super) fn record(&self) -> Timings {
+    pub(super) fn record(&self, paths: Paths) -> Timings {
         let now = Instant::now();
-        let timings = self.clock.timings(now, self.computed, self.usage.completion_tokens);
+        let Paths { prefill, decode, fallback } = paths;
+        let drafts = self.drafting.counts();
+        let timings = Timings {
+            prefill_paths: prefill,
+            decode_paths: decode,
+            fallback_reasons: fallback,
+            drafts,
+            ..self.clock.timings(now, self.computed, self.usage.completion_tokens)
+        };
         let in_all = now.saturating_duration_since(self.clock.submitted);
         if self.computed > 0 {
             metrics::prompt_tokens(PromptSource::Computed, u64::from(self.computed));
@@ -108,10 +119,23 @@ impl End<'_> {
             decode_ms = timings.decode_ms,
             tokens_per_second = timings.predicted_per_second,
             total_ms = millis(in_all),
+            strategy = self.drafting.strategy().unwrap_or("disabled"),
+            drafts = drafts.map(|drafts| drafts.drafts),
+            drafts_accepted = drafts.map(|drafts| drafts.accepted),
+            forwards = drafts.map(|drafts| drafts.forwards),
+            prefill_path = labels(&timings.prefill_paths, Path::label),
+            decode_path = labels(&timings.decode_paths, Path::label),
+            fallback_reasons = labels(&timings.fallback_reasons, Reason::label),
             "request finished"
         );
         timings
     }
+}
+
+/// Labels in one string; `None` for none, so that the field is absent.
+fn labels<T: Copy>(values: &[T], label: impl Fn(T) -> &'static str) -> Option<String> {
+    let labels: Vec<_> = values.iter().map(|&value| label(value)).collect();
+    (!labels.is_empty()).then(|| labels.join(","))
 }
 
 fn finish(reason: FinishReason) -> Finish {
@@ -123,14 +147,16 @@ fn finish(reason: FinishReason) -> Finish {
     }
 }
 
-/// A forward pass over `prompt_rows` rows of prompts and one row of each of `decoding` lanes is over.
-pub(super) fn step(prompt_rows: usize, decoding: usize, took: Duration) {
-    let phase = match (prompt_rows, decoding) {
-        (0, _) => StepPhase::Decode,
-        (_, 0) => StepPhase::Prefill,
+/// A forward pass over `prompt_rows` rows of prompts, one row of each of `decoding` lanes and `drafts` rows of drafts is
+/// over.
+pub(super) fn step(prompt_rows: usize, decoding: usize, drafts: usize, took: Duration) {
+    let phase = match (prompt_rows, decoding, drafts) {
+        (0, _, 0) => StepPhase::Decode,
+        (0, _, _) => StepPhase::Verify,
+        (_, 0, _) => StepPhase::Prefill,
         _ => StepPhase::Mixed,
     };
-    metrics::engine_step(phase, prompt_rows + decoding, took);
+    metrics::engine_step(phase, prompt_rows + decoding + drafts, took);
 }
 
 /// Lanes and KV rows in use and in all, and requests that wait.

@@ -1,6 +1,10 @@
 //! What a client asks for and what it gets back.
 
-use crate::{serve::ServeError, text::SamplingParams};
+use crate::{
+    policy::{Path, Reason},
+    serve::ServeError,
+    text::SamplingParams,
+};
 
 /// One generation.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +27,10 @@ pub struct GenerateRequest {
     pub prompt_logprobs: bool,
     /// Go on after an end-of-generation token.
     pub ignore_eos: bool,
+    /// The attention path that this request forces, where the engine has a choice.
+    pub path: Option<Path>,
+    /// Never draft, whatever the server's strategy. Changes how long the answer takes, not what it is.
+    pub without_speculation: bool,
 }
 
 /// What a request's receiver gets: `Started`, then `Prompt` when asked for, then deltas, then exactly one of `Done`
@@ -110,8 +118,8 @@ pub struct Usage {
     pub completion_tokens: u32,
 }
 
-/// Where the time of one request went.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Where the time of one request went, and which way.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
     /// From submission to the lane, ms.
     pub queue_ms: f64,
@@ -123,4 +131,24 @@ pub struct Timings {
     pub prompt_per_second: f64,
     /// Tokens after the first per second of `decode_ms`; 0 when there is none.
     pub predicted_per_second: f64,
+    /// Attention paths that read the prompt, in the order of their first use; empty when the engine has no choice.
+    pub prefill_paths: Vec<Path>,
+    /// Attention paths of the passes past the prompt, likewise.
+    pub decode_paths: Vec<Path>,
+    /// Why a path was taken that is not the one asked for, each reason once.
+    pub fallback_reasons: Vec<Reason>,
+    /// What drafting did; `None` when the request did not speculate.
+    pub drafts: Option<Drafts>,
+}
+
+/// What drafting did for one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drafts {
+    /// Drafts verified.
+    pub drafts: u32,
+    /// Drafts that the model chose too.
+    pub accepted: u32,
+    /// Forward passes past the prompt. Each gives one token, and one more when its draft was accepted and the text went
+    /// on.
+    pub forwards: u32,
 }

@@ -14,14 +14,15 @@ use std::{
 use crate::{
     serve::{
         FinishReason, Phase, ServeError,
-        batch::grant_pieces,
+        batch::Batch,
         job::{Job, Limits, Picker},
         lane::{Ending, Lane, end_queued},
         observe,
         shared::Shared,
     },
-    stage::{Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput},
-    text::TextModel,
+    stage::{SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput},
+    telemetry::metrics,
+    text::{TextModel, argmax},
 };
 
 /// How often the idle thread shows life.
@@ -46,8 +47,9 @@ pub(super) fn run(
     shared: Arc<Shared>,
     inbox: mpsc::Receiver<Command>,
     limits: Limits,
+    strategy: Option<Arc<str>>,
 ) {
-    let mut scheduler = Scheduler::new(engine, text, shared.clone(), inbox, limits);
+    let mut scheduler = Scheduler::new(engine, text, shared.clone(), inbox, limits, strategy);
     let outcome = catch_unwind(AssertUnwindSafe(|| scheduler.serve()))
         .unwrap_or_else(|panic| Err(ServeError::Engine(format!("the engine thread panicked: {}", message(&*panic)))));
     if let Err(error) = outcome {
@@ -72,8 +74,10 @@ struct Scheduler {
     shared: Arc<Shared>,
     inbox: mpsc::Receiver<Command>,
     limits: Limits,
+    /// Id of the strategy, when the server speculates.
+    strategy: Option<Arc<str>>,
     n_batch: u32,
-    /// Rows of a piece of a prompt: what fits into a batch however many other lanes decode.
+    /// Rows of a piece of a prompt: what fits into a batch however many other lanes decode, with their drafts.
     chunk: u32,
     n_vocab: usize,
     /// Waiting requests, the oldest first.
@@ -93,24 +97,6 @@ struct Scheduler {
     batch: Batch,
 }
 
-/// Buffers of the step at hand; kept to be reused.
-#[derive(Default)]
-struct Batch {
-    tokens: Vec<i32>,
-    rows: Vec<Row>,
-    /// Prompt rows each lane can use.
-    needs: Vec<u32>,
-    /// Prompt rows each lane gets.
-    prompt_rows: Vec<u32>,
-    /// The lane whose prompt gets the first piece.
-    first_prompt: usize,
-    /// Rows each lane gets, decoding included.
-    grants: Vec<u32>,
-    /// Lane and position of each row that returns logits, in order.
-    outputs: Vec<(usize, u32)>,
-    decoding: usize,
-}
-
 impl Scheduler {
     fn new(
         engine: Box<dyn StageEngine>,
@@ -118,6 +104,7 @@ impl Scheduler {
         shared: Arc<Shared>,
         inbox: mpsc::Receiver<Command>,
         limits: Limits,
+        strategy: Option<Arc<str>>,
     ) -> Self {
         let lanes = limits.lanes as usize;
         let (n_batch, n_vocab) = (engine.shape().n_batch, engine.shape().n_vocab);
@@ -127,8 +114,9 @@ impl Scheduler {
             shared,
             inbox,
             limits,
+            strategy,
             n_batch,
-            chunk: n_batch.saturating_sub(limits.lanes.saturating_sub(1)).max(1),
+            chunk: n_batch.saturating_sub(limits.window * limits.lanes.saturating_sub(1)).max(1),
             n_vocab,
             queue: VecDeque::new(),
             lanes: (0..lanes).map(|_| None).collect(),
@@ -241,7 +229,8 @@ impl Scheduler {
                     continue;
                 }
             };
-            let mut lane = Lane::start(*job, picker, SeqId(free as u32), self.text.as_ref());
+            let (seq, strategy) = (SeqId(free as u32), self.strategy.as_ref());
+            let mut lane = Lane::start(*job, picker, seq, strategy, self.text.as_ref());
             if let Some(ending) = lane.ending.take() {
                 // It generates nothing and has no prompt to compute.
                 lane.end(ending);
@@ -259,17 +248,16 @@ impl Scheduler {
 
     /// One forward pass.
     fn step(&mut self) -> Result<(), ServeError> {
-        self.batch.compose(&self.lanes, self.n_batch, self.chunk);
+        self.batch.plan(&self.lanes, self.n_batch, self.chunk);
+        if let Err(error) = self.draft() {
+            return self.engine_failed(error);
+        }
+        self.batch.compose(&mut self.lanes);
         let began = Instant::now();
         let input = StageInput::Tokens(&self.batch.tokens);
-        let outcome = match self.engine.forward(&StageBatch::new(input, &self.batch.rows)) {
-            Ok(StageOutput::Logits(logits)) if logits.len() == self.batch.outputs.len() * self.n_vocab => Ok(logits),
-            Ok(StageOutput::Logits(logits)) => Err(StageError::Engine(format!(
-                "{} logits came back for {} rows of {}",
-                logits.len(),
-                self.batch.outputs.len(),
-                self.n_vocab
-            ))),
+        let batch = StageBatch { spans: &self.batch.spans, ..StageBatch::new(input, &self.batch.rows) };
+        let outcome = match self.engine.forward(&batch) {
+            Ok(StageOutput::Logits(logits)) => check_logits(logits, self.batch.outputs.len(), self.n_vocab),
             Ok(StageOutput::Hidden(_)) => Err(StageError::Engine("hidden rows came back instead of logits".into())),
             Err(error) => Err(error),
         };
@@ -281,18 +269,54 @@ impl Scheduler {
                         lane.read(pos, row, self.text.as_ref(), now);
                     }
                 }
-                for (lane, &grant) in self.lanes.iter_mut().zip(&self.batch.grants) {
-                    if let Some(lane) = lane {
-                        lane.advance(grant);
-                    }
-                }
+                let took = now.saturating_duration_since(began);
+                observe::step(self.batch.prompt_rows(), self.batch.decoding, self.batch.drafts(), took);
                 self.failures = 0;
-                let prompt_rows = self.batch.rows.len() - self.batch.decoding;
-                observe::step(prompt_rows, self.batch.decoding, now.saturating_duration_since(began));
+                self.advance();
                 self.settle()
             }
             Err(error @ StageError::KvFull { .. }) => self.fail_youngest(error),
             Err(error) => self.engine_failed(error),
+        }
+    }
+
+    /// Asks the draft head for a guess for every lane that has room for one. What is not a guess is left out.
+    fn draft(&mut self) -> Result<(), StageError> {
+        if self.batch.questions.is_empty() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let questions = std::mem::take(&mut self.batch.questions);
+        let logits = self.engine.draft(&questions)?;
+        let logits = check_logits(logits, questions.len(), self.n_vocab)?;
+        metrics::drafted(began.elapsed());
+        for (question, row) in questions.iter().zip(logits.chunks_exact(self.n_vocab)) {
+            match argmax(row).and_then(|id| i32::try_from(id).ok()) {
+                Some(token) => self.batch.answer(question.seq, token),
+                None => {
+                    let lane = self.lanes.get_mut(question.seq.0 as usize);
+                    lane.into_iter().flatten().for_each(Lane::stop_drafting);
+                }
+            }
+        }
+        self.batch.questions = questions;
+        Ok(())
+    }
+
+    /// Moves every lane on behind the rows of the step, and drops the rows of drafts that were not chosen.
+    fn advance(&mut self) {
+        for decided in self.engine.decisions() {
+            let lane = self.lanes.get_mut(decided.seq.0 as usize);
+            lane.into_iter().flatten().for_each(|lane| lane.note(&decided.decision));
+        }
+        for ((slot, &grant), seq) in self.lanes.iter_mut().zip(&self.batch.grants).zip(0..) {
+            let Some(lane) = slot else { continue };
+            let Some(n_keep) = lane.advance(grant) else { continue };
+            if let Err(error) = self.engine.truncate(SeqId(seq), n_keep) {
+                let message = format!("the row of a rejected draft cannot be dropped: {error}");
+                tracing::error!(message, sequence = seq);
+                lane.ending = Some(Ending::Failed(ServeError::Engine(message)));
+            }
         }
     }
 
@@ -373,29 +397,12 @@ impl Scheduler {
     }
 }
 
-impl Batch {
-    /// One row for each decoding lane; then pieces of prompts, taking turns. There are never more lanes than rows in a
-    /// batch, so every decoding lane and at least one prompt move on with every step.
-    fn compose(&mut self, lanes: &[Option<Lane>], n_batch: u32, chunk: u32) {
-        self.tokens.clear();
-        self.rows.clear();
-        self.needs.clear();
-        self.grants.clear();
-        self.outputs.clear();
-        self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or(0, Lane::prompt_need)));
-        self.decoding = lanes.iter().zip(&self.needs).filter(|(lane, need)| lane.is_some() && **need == 0).count();
-        let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
-        self.first_prompt = grant_pieces(budget, chunk, &self.needs, self.first_prompt, &mut self.prompt_rows);
-        for (i, lane) in lanes.iter().enumerate() {
-            let Some(lane) = lane else {
-                self.grants.push(0);
-                continue;
-            };
-            let grant = if self.needs[i] == 0 { 1 } else { self.prompt_rows[i] };
-            let first = self.rows.len();
-            lane.put_rows(grant, &mut self.tokens, &mut self.rows);
-            self.outputs.extend(self.rows[first..].iter().filter(|row| row.output).map(|row| (i, row.pos)));
-            self.grants.push(grant);
+/// Refuses logits that are not `n` rows of `n_vocab` columns.
+fn check_logits(logits: &[f32], n: usize, n_vocab: usize) -> Result<&[f32], StageError> {
+    match logits.len() == n * n_vocab {
+        true => Ok(logits),
+        false => {
+            Err(StageError::Engine(format!("{} logits came back for {n} rows of {n_vocab} columns", logits.len())))
         }
     }
 }

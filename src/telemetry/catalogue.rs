@@ -5,7 +5,8 @@
 use metrics::Unit;
 
 use super::labels::{
-    Direction, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, STATUS_CODES, StepPhase,
+    Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route,
+    STATUS_CODES, StepPhase,
 };
 use crate::policy;
 
@@ -116,6 +117,18 @@ pub const DECODE_DURATION: &str = "skippy_decode_duration_seconds";
 pub const ENGINE_STEP: &str = "skippy_engine_step_seconds";
 /// Rows of one forward pass.
 pub const BATCH_ROWS: &str = "skippy_batch_rows";
+/// One call of the draft head.
+pub const DRAFT: &str = "skippy_draft_seconds";
+/// Drafts verified.
+pub const SPECULATION_DRAFTS: &str = "skippy_speculation_drafts_total";
+/// Drafts accepted.
+pub const SPECULATION_ACCEPTED: &str = "skippy_speculation_accepted_total";
+/// Forward passes of requests that speculate.
+pub const SPECULATION_FORWARDS: &str = "skippy_speculation_forwards_total";
+/// Tokens of requests that speculate.
+pub const SPECULATION_TOKENS: &str = "skippy_speculation_tokens_total";
+/// Requests that stopped drafting.
+pub const SPECULATION_STOPPED: &str = "skippy_speculation_stopped_total";
 /// KV rows in use.
 pub const KV_CELLS_USED: &str = "skippy_kv_cells_used";
 /// KV rows in all.
@@ -154,6 +167,9 @@ const TOKEN_EDGES: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0,
     40.0, 80.0,
 ];
+/// Calls of a draft head: a single layer, and the output matrix.
+const DRAFT_EDGES: &[f64] =
+    &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 /// Rows of a batch: powers of two.
 const ROW_EDGES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
@@ -215,6 +231,32 @@ pub const CATALOGUE: &[MetricDef] = &[
         labels: &[],
         children: Children::AtStart,
     },
+    seconds(DRAFT, "Time of one call of the draft head, for all lanes that draft in the step.", &[], DRAFT_EDGES),
+    counter(
+        SPECULATION_DRAFTS,
+        "Drafted tokens that were verified, by their place behind the token chosen last.",
+        &[label("position", DraftPosition::VALUES)],
+    ),
+    counter(
+        SPECULATION_ACCEPTED,
+        "Drafted tokens that the model chose too.",
+        &[label("position", DraftPosition::VALUES)],
+    ),
+    counter(
+        SPECULATION_FORWARDS,
+        "Forward passes past the prompt of requests that speculate, also after they stopped drafting; each request counts its own.",
+        &[],
+    ),
+    counter(
+        SPECULATION_TOKENS,
+        "Tokens generated in those passes; divided by the passes, tokens per forward pass.",
+        &[],
+    ),
+    counter(
+        SPECULATION_STOPPED,
+        "Requests that stopped drafting before their end.",
+        &[label("reason", DraftingStopped::VALUES)],
+    ),
     gauge(KV_CELLS_USED, "KV cache rows that hold a token.", &[]),
     gauge(KV_CELLS_CAPACITY, "KV cache rows in all; every lane draws from them.", &[]),
     gauge(LANES_BUSY, "Lanes that work on a request.", &[]),

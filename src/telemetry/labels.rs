@@ -58,8 +58,28 @@ label_values! {
         Prefill => "prefill",
         /// One generated token per lane only.
         Decode => "decode",
-        /// Both in one batch.
+        /// Generated tokens and drafts behind them only.
+        Verify => "verify",
+        /// Prompts and generated tokens in one batch.
         Mixed => "mixed",
+    }
+}
+
+label_values! {
+    /// Place of a draft behind the token chosen last.
+    DraftPosition {
+        /// The next one.
+        First => "1",
+    }
+}
+
+label_values! {
+    /// Why a request stopped drafting before its end.
+    DraftingStopped {
+        /// Its drafts cost more than they saved.
+        LowAcceptance => "low_acceptance",
+        /// The draft head gave no numbers to choose by.
+        BadLogits => "bad_logits",
     }
 }
 

@@ -8,7 +8,10 @@ use metrics::{counter, gauge, histogram};
 
 use super::{
     catalogue as names,
-    labels::{Direction, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route, StepPhase, status_code},
+    labels::{
+        Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route,
+        StepPhase, status_code,
+    },
 };
 use crate::policy::{Decision, Profile};
 
@@ -47,6 +50,28 @@ pub fn set_kv_cells(used: usize, capacity: usize) {
 pub fn engine_step(phase: StepPhase, rows: usize, took: Duration) {
     histogram!(names::ENGINE_STEP, "phase" => phase.label()).record(took);
     histogram!(names::BATCH_ROWS).record(rows as f64);
+}
+
+/// A call of the draft head is over.
+pub fn drafted(took: Duration) {
+    histogram!(names::DRAFT).record(took);
+}
+
+/// The model has chosen a token where a draft stood.
+pub fn draft_verified(position: DraftPosition, accepted: bool) {
+    counter!(names::SPECULATION_DRAFTS, "position" => position.label()).increment(1);
+    counter!(names::SPECULATION_ACCEPTED, "position" => position.label()).increment(u64::from(accepted));
+}
+
+/// A pass past the prompt of a request that speculates has given `tokens` tokens.
+pub fn speculating_forward(tokens: u32) {
+    counter!(names::SPECULATION_FORWARDS).increment(1);
+    counter!(names::SPECULATION_TOKENS).increment(u64::from(tokens));
+}
+
+/// A request has stopped drafting before its end.
+pub fn drafting_stopped(reason: DraftingStopped) {
+    counter!(names::SPECULATION_STOPPED, "reason" => reason.label()).increment(1);
 }
 
 /// A request has got its lane after waiting for `waited`.

@@ -17,6 +17,10 @@ fn scrape_after_everything() -> String {
         set_lanes(3, 8);
         set_kv_cells(100, 4096);
         engine_step(StepPhase::Mixed, 17, second);
+        drafted(second);
+        draft_verified(DraftPosition::First, true);
+        speculating_forward(2);
+        drafting_stopped(DraftingStopped::LowAcceptance);
         request_admitted(second);
         prompt_tokens(PromptSource::Computed, 21);
         first_token(second, second);

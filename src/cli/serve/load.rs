@@ -152,6 +152,7 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         abi: manifest.skippy_abi_version.to_string(),
         // llama.cpp has one way to attend.
         policy: None,
+        speculation: Speculation::disabled(),
     };
     Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
 }

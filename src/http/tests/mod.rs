@@ -9,6 +9,7 @@ mod lifecycle;
 mod policy;
 mod requests;
 mod series;
+mod speculation;
 mod streams;
 
 use std::{future::Future, time::Duration};
@@ -25,9 +26,10 @@ use tower::ServiceExt;
 use super::{HttpOptions, router};
 use crate::{
     serve::{
-        ServeHandle, ServeOptions, spawn,
+        ModelCard, ServeHandle, ServeOptions, spawn,
         testing::{FakeEngine, FakeText, Probe, card},
     },
+    spec::Speculation,
     telemetry::{self, PrometheusHandle},
     text::TextModel,
 };
@@ -76,8 +78,26 @@ impl App {
         options: HttpOptions,
         limits: ServeOptions,
     ) -> Self {
+        Self::with_card(engine, text, card(), options, limits)
+    }
+
+    /// Drafts, of which every third is wrong.
+    fn speculating() -> Self {
+        let text = FakeText::new();
+        let engine = FakeEngine::new(&text, 4, 1024, 64).drafting(|i| i % 3 != 2);
+        let card = ModelCard { speculation: Speculation::native_mtp(), ..card() };
+        Self::with_card(engine, text, card, HttpOptions::default(), ServeOptions::default())
+    }
+
+    fn with_card(
+        engine: FakeEngine,
+        text: impl TextModel + 'static,
+        card: ModelCard,
+        options: HttpOptions,
+        limits: ServeOptions,
+    ) -> Self {
         let probe = engine.probe();
-        let (serve, _thread) = spawn(Box::new(engine), std::sync::Arc::new(text), card(), limits).unwrap();
+        let (serve, _thread) = spawn(Box::new(engine), std::sync::Arc::new(text), card, limits).unwrap();
         let metrics = telemetry::local().unwrap().handle();
         Self { router: router(serve.clone(), metrics.clone(), options), serve, probe, metrics }
     }

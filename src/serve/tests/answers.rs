@@ -16,7 +16,7 @@ fn a_greedy_answer_of_the_budgets_length() {
     assert_eq!(answer.usage(), Usage { prompt_tokens: 11, cached_tokens: 0, completion_tokens: 20 });
     assert_eq!(answer.tokens.len(), 20);
     assert!(answer.tokens.iter().all(|token| token.logprob.is_none() && token.top.is_empty()));
-    let (_, _, timings) = answer.done.unwrap();
+    let timings = answer.timings();
     assert!(timings.prompt_per_second > 0.0 && timings.predicted_per_second > 0.0, "{timings:?}");
     house.assert_empty();
 }
@@ -101,7 +101,7 @@ fn a_request_may_use_the_whole_context_and_no_more() {
     assert_eq!(house.answer(ask(&prompt, 50)).text, expected(&prompt, 1));
     let open_end = GenerateRequest { max_tokens: None, ..ask("ab", 0) };
     let answer = house.answer(open_end);
-    assert_eq!((answer.text, answer.done.unwrap().0), (expected("ab", 14), FinishReason::Length));
+    assert_eq!((answer.text.clone(), answer.reason()), (expected("ab", 14), FinishReason::Length));
     let error = house.handle.submit(ask(&"a".repeat(16), 1)).unwrap_err();
     assert_eq!(error, ServeError::ContextLength { n_prompt_tokens: 16, n_ctx: 16 });
     house.assert_empty();

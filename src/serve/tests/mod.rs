@@ -4,6 +4,8 @@ mod answers;
 mod batching;
 mod faults;
 mod lifecycle;
+mod paths;
+mod speculation;
 
 use std::{sync::Arc, thread::JoinHandle};
 
@@ -24,8 +26,12 @@ struct House {
 
 impl House {
     fn open(engine: FakeEngine, text: FakeText, options: ServeOptions) -> Self {
+        Self::with_card(engine, text, card(), options)
+    }
+
+    fn with_card(engine: FakeEngine, text: FakeText, card: ModelCard, options: ServeOptions) -> Self {
         let probe = engine.probe();
-        let (handle, thread) = spawn(Box::new(engine), Arc::new(text), card(), options).unwrap();
+        let (handle, thread) = spawn(Box::new(engine), Arc::new(text), card, options).unwrap();
         Self { handle, thread, probe }
     }
 
@@ -105,11 +111,15 @@ struct Answer {
 
 impl Answer {
     fn reason(&self) -> FinishReason {
-        self.done.unwrap_or_else(|| panic!("{self:?}")).0
+        self.done.as_ref().unwrap_or_else(|| panic!("{self:?}")).0
     }
 
     fn usage(&self) -> Usage {
-        self.done.unwrap_or_else(|| panic!("{self:?}")).1
+        self.done.as_ref().unwrap_or_else(|| panic!("{self:?}")).1
+    }
+
+    fn timings(&self) -> &Timings {
+        &self.done.as_ref().unwrap_or_else(|| panic!("{self:?}")).2
     }
 }
 

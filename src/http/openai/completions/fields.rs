@@ -219,6 +219,17 @@ pub const FIELDS: &[Field] = &[
         bad: &["\"auto\"", "\"Dense\"", "\"\"", "7", "[]"],
     },
     Field {
+        name: "speculative",
+        takes: "boolean",
+        default: "true",
+        effect: Works(
+            "With false, no tokens are drafted for this request, whatever the server's strategy. Changes how long the answer takes, not what \
+             it is. Not in OpenAI's API.",
+        ),
+        good: "false",
+        bad: &["1", "\"false\""],
+    },
+    Field {
         name: "stream",
         takes: "boolean",
         default: "false",

@@ -9,7 +9,8 @@ use serde::{
 
 use crate::{
     http::wire::wire_struct,
-    serve::{Timings, Usage},
+    policy::Path,
+    serve::{Drafts, Timings, Usage},
 };
 
 wire_struct! {
@@ -53,6 +54,8 @@ wire_struct! {
         ignore_eos: bool,
         /// Attention path to force.
         attention_path: String,
+        /// Whether the server may speculate.
+        speculative: bool,
         /// Whether to stream.
         stream: bool,
         /// Options of the stream.
@@ -354,18 +357,59 @@ impl From<Usage> for UsageBody {
 }
 
 /// `timings`.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct TimingsBody {
     queue_ms: f64,
     prefill_ms: f64,
     decode_ms: f64,
     prompt_per_second: f64,
     predicted_per_second: f64,
+    #[serde(flatten)]
+    drafts: Option<DraftsBody>,
+    #[serde(flatten)]
+    paths: Option<PathsBody>,
+}
+
+/// What drafting did; absent when the request did not speculate.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct DraftsBody {
+    draft_n: u32,
+    draft_n_accepted: u32,
+    forwards: u32,
+}
+
+/// How attention ran; absent when the engine has no choice. Several paths stand in the order of their first use, joined
+/// by commas.
+#[derive(Clone, Debug, Serialize)]
+struct PathsBody {
+    prefill_path: String,
+    decode_path: String,
+    fallback_reasons: Vec<&'static str>,
 }
 
 impl From<Timings> for TimingsBody {
     fn from(timings: Timings) -> Self {
-        let Timings { queue_ms, prefill_ms, decode_ms, prompt_per_second, predicted_per_second } = timings;
-        Self { queue_ms, prefill_ms, decode_ms, prompt_per_second, predicted_per_second }
+        let has_paths = !(timings.prefill_paths.is_empty() && timings.decode_paths.is_empty());
+        Self {
+            queue_ms: timings.queue_ms,
+            prefill_ms: timings.prefill_ms,
+            decode_ms: timings.decode_ms,
+            prompt_per_second: timings.prompt_per_second,
+            predicted_per_second: timings.predicted_per_second,
+            drafts: timings.drafts.map(|Drafts { drafts, accepted, forwards }| DraftsBody {
+                draft_n: drafts,
+                draft_n_accepted: accepted,
+                forwards,
+            }),
+            paths: has_paths.then(|| PathsBody {
+                prefill_path: joined(&timings.prefill_paths),
+                decode_path: joined(&timings.decode_paths),
+                fallback_reasons: timings.fallback_reasons.iter().map(|reason| reason.label()).collect(),
+            }),
+        }
     }
+}
+
+fn joined(paths: &[Path]) -> String {
+    paths.iter().map(|path| path.label()).collect::<Vec<_>>().join(",")
 }

@@ -44,6 +44,8 @@ pub struct Validated {
     pub ignore_eos: bool,
     /// Attention path to force.
     pub attention_path: Option<Path>,
+    /// Whether the server may speculate.
+    pub speculative: bool,
     /// Whether to stream.
     pub stream: bool,
     /// Whether a usage chunk is wanted.
@@ -100,6 +102,7 @@ pub fn validate(request: CompletionRequest, served: &str, n_vocab: u32) -> Resul
         logprobs,
         echo: request.echo.unwrap_or(false),
         ignore_eos: request.ignore_eos.unwrap_or(false),
+        speculative: request.speculative.unwrap_or(true),
         stream,
         include_usage: request.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
         user: request.user.map(|user| capped(&user, 64)),

@@ -1,162 +1,30 @@
-//! A deterministic engine and vocabulary for tests of the scheduler and of everything above it.
-//!
-//! [`FakeEngine`] computes its logits from the *whole token history* of a sequence, so any mix-up between lanes or a
-//! wrong position changes the text. It can be stopped before each step ([`FakeEngine::gated`]) and made to fail
-//! ([`Probe::inject`]).
+//! An engine that computes with histories instead of weights.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
         mpsc,
     },
     time::Duration,
 };
 
+use super::{EOG, FakeText, hash, mix, next_token, whole};
 use crate::{
     package::LayerRange,
-    serve::ModelCard,
-    stage::{Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape},
-    text::{Sampler, SamplingParams, TextError, TextModel},
+    policy::{Inputs, Phase, Resolver},
+    stage::{
+        DraftRow, Purpose, Row, SeqId, Span, SpanDecision, StageBatch, StageEngine, StageError, StageInput,
+        StageOutput, StageShape,
+    },
+    text::TextModel as _,
 };
-
-/// Token that opens a text in [`FakeText`].
-pub const BOS: i32 = 256;
-/// Token that ends a text in [`FakeText`].
-pub const EOG: i32 = 257;
-/// Id of the first extra piece of [`FakeText::with_pieces`].
-pub const FIRST_PIECE: i32 = 258;
 
 /// How long a test waits before it counts as hung.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One token per byte value, then [`BOS`], [`EOG`] and extra pieces of any bytes. Text is tokenized byte by byte;
-/// the extra pieces appear only when the engine answers with them.
-#[derive(Clone, Debug, Default)]
-pub struct FakeText {
-    pieces: Vec<Vec<u8>>,
-}
-
-impl FakeText {
-    /// Bytes, [`BOS`] and [`EOG`].
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The same with further tokens from [`FIRST_PIECE`] on.
-    pub fn with_pieces<P: Into<Vec<u8>>>(pieces: impl IntoIterator<Item = P>) -> Self {
-        Self { pieces: pieces.into_iter().map(Into::into).collect() }
-    }
-}
-
-impl TextModel for FakeText {
-    fn n_vocab(&self) -> u32 {
-        258 + self.pieces.len() as u32
-    }
-
-    fn tokenize(&self, text: &str, add_special: bool, _parse_special: bool) -> Result<Vec<i32>, TextError> {
-        Ok(add_special.then_some(BOS).into_iter().chain(text.bytes().map(i32::from)).collect())
-    }
-
-    fn piece(&self, token: i32, render_special: bool) -> Vec<u8> {
-        match token {
-            BOS if render_special => b"<bos>".to_vec(),
-            EOG if render_special => b"<eog>".to_vec(),
-            BOS | EOG => Vec::new(),
-            _ => match u8::try_from(token) {
-                Ok(byte) => vec![byte],
-                Err(_) => usize::try_from(token - FIRST_PIECE)
-                    .ok()
-                    .and_then(|i| self.pieces.get(i).cloned())
-                    .unwrap_or_default(),
-            },
-        }
-    }
-
-    fn is_eog(&self, token: i32) -> bool {
-        token == EOG
-    }
-
-    fn bos(&self) -> Option<i32> {
-        Some(BOS)
-    }
-
-    fn sampler(&self, params: &SamplingParams) -> Result<Box<dyn Sampler>, TextError> {
-        let seed = params.seed.ok_or_else(|| TextError::Sampler("no seed".into()))?;
-        Ok(Box::new(FakeSampler { params: params.clone(), state: seed, counts: Vec::new(), scores: Vec::new() }))
-    }
-}
-
-/// Bias, penalties, `top_k`, temperature, then a draw by the Gumbel trick.
-struct FakeSampler {
-    params: SamplingParams,
-    state: u64,
-    counts: Vec<u32>,
-    scores: Vec<(f64, i32)>,
-}
-
-impl Sampler for FakeSampler {
-    fn sample(&mut self, logits: &[f32]) -> i32 {
-        self.scores.clear();
-        for (token, &logit) in (0..).zip(logits) {
-            let biases = self.params.logit_bias.iter().filter(|(id, _)| *id == token);
-            let bias: f32 = biases.map(|(_, bias)| bias).sum();
-            let count = self.counts.get(token as usize).copied().unwrap_or(0);
-            let penalty = self.params.frequency_penalty * count as f32
-                + if count > 0 { self.params.presence_penalty } else { 0.0 };
-            self.scores.push((f64::from(logit + bias - penalty), token));
-        }
-        self.scores.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        if self.params.top_k > 0 {
-            self.scores.truncate(self.params.top_k as usize);
-        }
-        if self.params.temperature > 0.0 {
-            for (score, _) in &mut self.scores {
-                self.state = mix(self.state);
-                let uniform = ((self.state >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-                *score = *score / f64::from(self.params.temperature) - (-uniform.ln()).ln();
-            }
-        }
-        self.scores.iter().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map_or(-1, |&(_, token)| token)
-    }
-
-    fn accept(&mut self, token: i32) {
-        let Ok(token) = usize::try_from(token) else { return };
-        if self.counts.len() <= token {
-            self.counts.resize(token + 1, 0);
-        }
-        self.counts[token] += 1;
-    }
-}
-
-/// splitmix64.
-fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-fn hash(history: &[i32]) -> u64 {
-    history.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &token| mix(hash ^ token as u64))
-}
-
-/// The token that the default rule makes most likely after `history`: a printable ASCII character.
-pub fn next_token(history: &[i32]) -> i32 {
-    32 + (hash(history) % 95) as i32
-}
-
-/// The greedy answer of the default rule to `prompt`, `n` tokens long.
-pub fn answer(prompt: &[i32], n: usize) -> Vec<i32> {
-    let mut history = prompt.to_vec();
-    for _ in 0..n {
-        history.push(next_token(&history));
-    }
-    history.split_off(prompt.len())
-}
-
-/// What goes wrong in a step.
+/// What goes wrong in a call of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// [`StageError::KvFull`].
@@ -169,6 +37,43 @@ pub enum Fault {
     Nan,
     /// One logit is missing.
     ShortOutput,
+    /// [`StageError::Engine`] from the draft head.
+    Draft,
+    /// The first row of the draft head's logits holds a NaN.
+    DraftNan,
+    /// One logit of the draft head is missing.
+    ShortDraft,
+    /// [`StageError::Engine`] when part of a sequence is to be dropped.
+    Truncate,
+}
+
+impl Fault {
+    /// Which call it spoils.
+    fn place(self) -> Place {
+        match self {
+            Self::KvFull | Self::Engine | Self::Panic | Self::Nan | Self::ShortOutput => Place::Forward,
+            Self::Draft | Self::DraftNan | Self::ShortDraft => Place::Draft,
+            Self::Truncate => Place::Truncate,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Forward,
+    Draft,
+    Truncate,
+}
+
+/// One call of an engine that drafts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// A pass, with what its rows were for.
+    Forward(Vec<Span>),
+    /// The draft head was asked.
+    Draft(Vec<DraftRow>),
+    /// A sequence was cut to so many rows, more than none.
+    Truncate(SeqId, u32),
 }
 
 /// A look into a [`FakeEngine`] that a server has taken over.
@@ -182,12 +87,13 @@ struct ProbeInner {
     faults: Mutex<VecDeque<Fault>>,
     kv_rows: AtomicU32,
     steps: AtomicU64,
+    calls: Mutex<Vec<Call>>,
 }
 
 impl Probe {
-    /// Makes the next step without a fault yet go wrong.
+    /// Makes the next call that this fault can spoil and that has none yet go wrong.
     pub fn inject(&self, fault: Fault) {
-        self.inner.faults.lock().unwrap_or_else(PoisonError::into_inner).push_back(fault);
+        locked(&self.inner.faults).push_back(fault);
     }
 
     /// KV rows held by all sequences.
@@ -200,9 +106,20 @@ impl Probe {
         self.inner.steps.load(SeqCst)
     }
 
-    fn next_fault(&self) -> Option<Fault> {
-        self.inner.faults.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    /// Calls of an engine that drafts, so far.
+    pub fn calls(&self) -> Vec<Call> {
+        locked(&self.inner.calls).clone()
     }
+
+    fn next_fault(&self, place: Place) -> Option<Fault> {
+        let mut faults = locked(&self.inner.faults);
+        let i = faults.iter().position(|fault| fault.place() == place)?;
+        faults.remove(i)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Stops an engine before each step. Dropped, the engine runs freely.
@@ -238,6 +155,9 @@ impl Gate {
 
 type Rule = Box<dyn Fn(&[i32]) -> i32 + Send>;
 
+/// Whether the draft head is right, from the number of drafts of the sequence before.
+type Hits = Box<dyn Fn(u32) -> bool + Send>;
+
 /// The engine's side of a [`Gate`].
 struct Barrier {
     batches: mpsc::Sender<Vec<(Row, i32)>>,
@@ -250,6 +170,13 @@ pub struct FakeEngine {
     histories: Vec<Vec<i32>>,
     logits: Vec<f32>,
     rule: Rule,
+    hits: Option<Hits>,
+    /// Whether every pass of each sequence said that it drafts.
+    followed: Vec<bool>,
+    /// Drafts given for each sequence.
+    drafted: Vec<u32>,
+    resolver: Option<Resolver>,
+    decisions: Vec<SpanDecision>,
     probe: Probe,
     gate: Option<Barrier>,
 }
@@ -269,8 +196,19 @@ impl FakeEngine {
             n_batch,
             drafts: false,
         };
-        let histories = vec![Vec::new(); lanes as usize];
-        Self { shape, histories, logits: Vec::new(), rule: Box::new(next_token), probe: Probe::default(), gate: None }
+        Self {
+            shape,
+            histories: vec![Vec::new(); lanes as usize],
+            logits: Vec::new(),
+            rule: Box::new(next_token),
+            hits: None,
+            followed: vec![false; lanes as usize],
+            drafted: vec![0; lanes as usize],
+            resolver: None,
+            decisions: Vec::new(),
+            probe: Probe::default(),
+            gate: None,
+        }
     }
 
     /// Answers by `rule`, from the history to the most likely token.
@@ -286,6 +224,36 @@ impl FakeEngine {
             let given = (0..=tokens.len()).rev().find(|&n| history.ends_with(&tokens[..n])).unwrap_or(0);
             tokens.get(given).copied().unwrap_or(EOG)
         })
+    }
+
+    /// Has a draft head: `hits` says of each draft of a sequence, counted from 0, whether it is what the rule answers
+    /// next.
+    pub fn drafting(mut self, hits: impl Fn(u32) -> bool + Send + 'static) -> Self {
+        self.shape.drafts = true;
+        self.hits = Some(Box::new(hits));
+        self
+    }
+
+    /// Lets `resolver` decide on the attention path of every span. Nothing is computed another way for it.
+    pub fn deciding(mut self, resolver: Resolver) -> Self {
+        self.resolver = Some(resolver);
+        self
+    }
+
+    fn decide(&mut self, batch: &StageBatch<'_>) {
+        self.decisions.clear();
+        let Some(resolver) = &self.resolver else { return };
+        for span in batch.spans {
+            let rows: Vec<&Row> = batch.rows.iter().filter(|row| row.seq == span.seq).collect();
+            let phase = match span.purpose {
+                Purpose::Prefill { prompt } => resolver.prefill(prompt),
+                Purpose::Decode => Phase::Decode,
+                Purpose::Verify => Phase::Verify,
+            };
+            let n_kv = rows.last().map_or(0, |row| row.pos + 1);
+            let inputs = Inputs { path: span.path, ..Inputs::new(phase, rows.len() as u32, n_kv) };
+            self.decisions.push(SpanDecision { seq: span.seq, decision: resolver.resolve(&inputs) });
+        }
     }
 
     /// Claims to own only `layers`.
@@ -323,21 +291,51 @@ impl FakeEngine {
         if held.iter().sum::<u32>() > self.shape.n_ctx {
             return Err(StageError::KvFull { rows: rows.len(), n_ctx: self.shape.n_ctx });
         }
-        Ok(())
+        if batch.spans.is_empty() { Ok(()) } else { check_spans(batch) }
     }
 
     /// Small pseudo-random values that depend on the history, and 10 for the token of the rule.
     fn push_logits(&mut self, seq: usize) {
         let history = &self.histories[seq];
-        let mut state = hash(history);
+        let likely = (self.rule)(history);
+        self.push_row(hash(history), likely);
+    }
+
+    fn push_row(&mut self, mut state: u64, likely: i32) {
         let start = self.logits.len();
         for _ in 0..self.shape.n_vocab {
             state = mix(state);
             self.logits.push((state >> 40) as f32 / (1u64 << 24) as f32);
         }
-        if let Ok(token) = usize::try_from((self.rule)(history)) {
+        if let Ok(token) = usize::try_from(likely) {
             self.logits[start + token] = 10.0;
         }
+    }
+
+    /// Remembers a call; only where there is a draft head, so that long tests stay small.
+    fn record(&self, call: Call) {
+        if self.hits.is_some() {
+            locked(&self.probe.inner.calls).push(call);
+        }
+    }
+
+    fn guess(&mut self, row: &DraftRow) -> Result<(), StageError> {
+        let seq = row.seq.0 as usize;
+        let refuse = |message: &str| Err(StageError::InvalidBatch(format!("{message} sequence {seq}")));
+        let Some(hits) = &self.hits else { return refuse("no draft head for") };
+        let Some(history) = self.histories.get(seq).filter(|history| !history.is_empty()) else {
+            return refuse("nothing to draft from in");
+        };
+        if !self.followed[seq] {
+            return refuse("the draft head was not told to follow");
+        }
+        let history: Vec<i32> = history.iter().copied().chain([row.token]).collect();
+        let right = (self.rule)(&history);
+        let hit = hits(self.drafted[seq]);
+        self.drafted[seq] += 1;
+        // Other small values than the model's: nobody may take the one for the other.
+        self.push_row(mix(hash(&history)), if hit { right } else { (right + 1) % 256 });
+        Ok(())
     }
 
     fn count_rows(&self) {
@@ -362,7 +360,8 @@ impl StageEngine for FakeEngine {
                 self.gate = None;
             }
         }
-        let fault = self.probe.next_fault();
+        self.record(Call::Forward(batch.spans.to_vec()));
+        let fault = self.probe.next_fault(Place::Forward);
         match fault {
             Some(Fault::KvFull) => {
                 return Err(StageError::KvFull { rows: batch.rows.len(), n_ctx: self.shape.n_ctx });
@@ -372,9 +371,12 @@ impl StageEngine for FakeEngine {
             _ => {}
         }
         self.check(batch, tokens)?;
+        self.decide(batch);
         self.logits.clear();
         for (row, &token) in batch.rows.iter().zip(tokens) {
             let seq = row.seq.0 as usize;
+            let drafts = batch.span(row.seq).is_some_and(|span| span.drafts);
+            self.followed[seq] = drafts && (row.pos == 0 || self.followed[seq]);
             self.histories[seq].push(token);
             if row.output {
                 self.push_logits(seq);
@@ -390,6 +392,14 @@ impl StageEngine for FakeEngine {
     }
 
     fn truncate(&mut self, seq: SeqId, n_keep: u32) -> Result<(), StageError> {
+        if n_keep > 0 {
+            self.record(Call::Truncate(seq, n_keep));
+            if self.probe.next_fault(Place::Truncate).is_some() {
+                return Err(StageError::Engine("injected fault".into()));
+            }
+        } else {
+            self.drafted[seq.0 as usize] = 0;
+        }
         self.histories[seq.0 as usize].truncate(n_keep as usize);
         self.count_rows();
         Ok(())
@@ -407,28 +417,45 @@ impl StageEngine for FakeEngine {
     fn n_rows(&self, seq: SeqId) -> u32 {
         self.histories[seq.0 as usize].len() as u32
     }
-}
 
-/// The model card of a [`FakeEngine`].
-pub fn card() -> ModelCard {
-    ModelCard {
-        id: "fake".into(),
-        created: 1_700_000_000,
-        layer_count: whole().len(),
-        layers: whole(),
-        n_ctx: 0,
-        n_embd: 8,
-        n_vocab: 258,
-        package_digest: "0".repeat(64),
-        arch: "fake".into(),
-        abi: "1.0.0".into(),
-        policy: Some(Arc::default()),
+    fn decisions(&self) -> &[SpanDecision] {
+        &self.decisions
+    }
+
+    fn draft(&mut self, rows: &[DraftRow]) -> Result<&[f32], StageError> {
+        self.record(Call::Draft(rows.to_vec()));
+        let fault = self.probe.next_fault(Place::Draft);
+        if fault == Some(Fault::Draft) {
+            return Err(StageError::Engine("injected fault".into()));
+        }
+        self.logits.clear();
+        rows.iter().try_for_each(|row| self.guess(row))?;
+        match (fault, self.logits.first_mut()) {
+            (Some(Fault::DraftNan), Some(first)) => *first = f32::NAN,
+            (Some(Fault::ShortDraft), _) => drop(self.logits.pop()),
+            _ => {}
+        }
+        Ok(&self.logits)
     }
 }
 
-fn whole() -> LayerRange {
-    match LayerRange::new(0, 4) {
-        Ok(range) => range,
-        Err(error) => unreachable!("{error}"),
+/// One span for each sequence, in the order of their rows, which it describes.
+fn check_spans(batch: &StageBatch<'_>) -> Result<(), StageError> {
+    let refuse = |message: String| Err(StageError::InvalidBatch(message));
+    let mut rest = batch.rows;
+    for span in batch.spans {
+        let n = rest.iter().take_while(|row| row.seq == span.seq).count();
+        let (rows, others) = rest.split_at(n);
+        rest = others;
+        let all_output = rows.iter().all(|row| row.output);
+        let fits = match span.purpose {
+            Purpose::Prefill { prompt } => rows.last().is_some_and(|row| row.pos < prompt),
+            Purpose::Decode => n == 1 && all_output,
+            Purpose::Verify => n == 2 && all_output && span.drafts,
+        };
+        if !fits {
+            return refuse(format!("{span:?} does not describe {rows:?}"));
+        }
     }
+    if rest.is_empty() { Ok(()) } else { refuse(format!("{rest:?} without a span")) }
 }
