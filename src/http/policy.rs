@@ -34,7 +34,9 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
         name: "phase",
         takes: "string: `decode`, `short_prefill`, `long_prefill`, `verify`, or `prefill`",
         default: "required",
-        effect: Works("What the rows are for. `prefill` is a prompt of `n_tokens`, short or long by the package's threshold."),
+        effect: Works(
+            "What the rows are for. `prefill` is a prompt of `n_tokens`, short or long by the package's threshold.",
+        ),
         good: "\"verify\"",
         bad: &["7", "\"Decode\"", "\"\"", "[]"],
     },
@@ -96,7 +98,7 @@ impl<T> Answer<T> {
 }
 
 /// Why nothing is decided.
-pub(super) const FIXED: &str =
+pub(in crate::http) const FIXED: &str =
     "the engine that serves this model has one way to attend: no policy applies and no path can be chosen";
 
 /// The resolved contract of the stage.

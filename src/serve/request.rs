@@ -1,6 +1,6 @@
 //! What a client asks for and what it gets back.
 
-use crate::{serve::ServeError, text::SamplingParams};
+use crate::{policy::Path, serve::ServeError, text::SamplingParams};
 
 /// One generation.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +23,8 @@ pub struct GenerateRequest {
     pub prompt_logprobs: bool,
     /// Go on after an end-of-generation token.
     pub ignore_eos: bool,
+    /// The attention path that this request forces, where the engine has a choice.
+    pub path: Option<Path>,
 }
 
 /// What a request's receiver gets: `Started`, then `Prompt` when asked for, then deltas, then exactly one of `Done`

@@ -15,8 +15,7 @@ fn app(policy: Option<Resolver>) -> App {
     let engine = FakeEngine::new(&text, 4, 1024, 64);
     let probe = engine.probe();
     let card = ModelCard { policy: policy.map(Into::into), ..card() };
-    let (serve, _thread) =
-        spawn(Box::new(engine), std::sync::Arc::new(text), card, ServeOptions::default()).unwrap();
+    let (serve, _thread) = spawn(Box::new(engine), std::sync::Arc::new(text), card, ServeOptions::default()).unwrap();
     let metrics = telemetry::local().unwrap().handle();
     App { router: router(serve.clone(), metrics.clone(), HttpOptions::default()), serve, probe, metrics }
 }

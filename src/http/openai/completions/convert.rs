@@ -60,6 +60,7 @@ pub async fn plan(
                     logprobs: valid.logprobs,
                     prompt_logprobs: valid.echo && valid.logprobs.is_some(),
                     ignore_eos: valid.ignore_eos,
+                    path: valid.attention_path,
                 },
                 assembler: Assembler::new(text.clone(), echo.clone(), valid.logprobs.is_some()),
                 counts_prompt: i == 0,
