@@ -101,6 +101,14 @@ pub enum EngineError {
     /// Layers on a GPU for an engine that has none.
     #[error("the dsa engine computes on the CPU: use `--engine llama` to put {0} layers on a GPU")]
     GpuLayers(u32),
+    /// Forced attention paths for an engine that has no choice.
+    #[error(
+        "attention paths can be forced for the dsa engine only, and `{arch}` runs on llama.cpp: leave out `--attention-*`"
+    )]
+    Overrides {
+        /// `general.architecture`.
+        arch: String,
+    },
     /// A vocabulary that llama.cpp refuses.
     #[error(transparent)]
     Vocabulary(#[from] LlamaStageError),
@@ -124,13 +132,17 @@ impl EngineOptions {
     pub fn engine(&self, metadata: &Metadata) -> Result<Engine, EngineError> {
         let arch = metadata.arch().unwrap_or("unknown");
         let gpu_layers = self.llama.gpu_layers.unwrap_or(0);
-        match (self.engine, dsa::serves(arch)) {
+        let engine = match (self.engine, dsa::serves(arch)) {
             (EngineChoice::Llama, _) | (EngineChoice::Auto, false) => Ok(Engine::Llama),
             (EngineChoice::Auto, true) if gpu_layers > 0 => Ok(Engine::Llama),
             (EngineChoice::Dsa, true) if gpu_layers > 0 => Err(EngineError::GpuLayers(gpu_layers)),
             (EngineChoice::Auto | EngineChoice::Dsa, true) => Ok(Engine::Dsa),
             (EngineChoice::Dsa, false) => Err(EngineError::Architecture { arch: arch.into() }),
+        }?;
+        if engine == Engine::Llama && self.overrides != Overrides::default() {
+            return Err(EngineError::Overrides { arch: arch.into() });
         }
+        Ok(engine)
     }
 
     /// Checks that a model may be cut before layer `cut`.

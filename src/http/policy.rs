@@ -98,7 +98,7 @@ impl<T> Answer<T> {
 }
 
 /// Why nothing is decided.
-pub(super) const FIXED: &str =
+pub(in crate::http) const FIXED: &str =
     "the engine that serves this model has one way to attend: no policy applies and no path can be chosen";
 
 /// The resolved contract of the stage.

@@ -3,7 +3,11 @@
 //! Precedence: flag, environment, file, default. The first two are clap's; [`ServeFlags::or`] adds the file and
 //! [`ServeFlags::resolve`] the defaults.
 
-use crate::{cli::engine::EngineChoice, package::LayerRange};
+use crate::{
+    cli::engine::EngineChoice,
+    package::LayerRange,
+    policy::{Overrides, Path as AttentionPath},
+};
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -81,6 +85,18 @@ pub struct ServeFlags {
     /// Layers to put on a GPU; as many as fit by default
     #[arg(long, env = "SKIPPY_GPU_LAYERS", value_name = "N")]
     pub gpu_layers: Option<u32>,
+    /// Attention path to force for single tokens: dense, direct-sparse, compact-flash, sparse-chunked or fallback; the package's policy by default
+    #[arg(long, env = "SKIPPY_ATTENTION_DECODE", value_name = "PATH")]
+    pub attention_decode: Option<AttentionPath>,
+    /// Attention path to force for short prompts; see `--attention-decode`
+    #[arg(long, env = "SKIPPY_ATTENTION_SHORT_PREFILL", value_name = "PATH")]
+    pub attention_short_prefill: Option<AttentionPath>,
+    /// Attention path to force for long prompts; see `--attention-decode`
+    #[arg(long, env = "SKIPPY_ATTENTION_LONG_PREFILL", value_name = "PATH")]
+    pub attention_long_prefill: Option<AttentionPath>,
+    /// Attention path to force for drafts under verification; see `--attention-decode`
+    #[arg(long, env = "SKIPPY_ATTENTION_VERIFY", value_name = "PATH")]
+    pub attention_verify: Option<AttentionPath>,
     /// Try cuts of families that no parity run has certified
     #[arg(long, env = "SKIPPY_ALLOW_UNCERTIFIED_CUTS", value_parser = BoolishValueParser::new(), num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
@@ -144,6 +160,18 @@ pub struct ServeConfig {
     /// Layers to put on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_layers: Option<u32>,
+    /// Attention path forced for single tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_decode: Option<AttentionPath>,
+    /// Attention path forced for short prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_short_prefill: Option<AttentionPath>,
+    /// Attention path forced for long prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_long_prefill: Option<AttentionPath>,
+    /// Attention path forced for drafts under verification.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_verify: Option<AttentionPath>,
     /// Try cuts that are not certified.
     pub allow_uncertified_cuts: bool,
     /// Hash every selected artifact before loading.
@@ -222,7 +250,7 @@ impl ServeFlags {
     /// These flags, and those of `file` where none is set.
     pub fn or(self, file: Self) -> Self {
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
-            threads, cache_type_k, cache_type_v, engine, gpu_layers, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
+            threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
             keepalive, drain_delay, shutdown_timeout, log_format)
     }
 
@@ -264,6 +292,10 @@ impl ServeFlags {
             cache_type_v: self.cache_type_v.unwrap_or(CacheType::F16),
             engine: self.engine.unwrap_or_default(),
             gpu_layers: self.gpu_layers,
+            attention_decode: self.attention_decode,
+            attention_short_prefill: self.attention_short_prefill,
+            attention_long_prefill: self.attention_long_prefill,
+            attention_verify: self.attention_verify,
             allow_uncertified_cuts: self.allow_uncertified_cuts.unwrap_or(false),
             verify_package_sha: self.verify_package_sha.unwrap_or(false),
             body_limit_mib: within("body-limit-mib", self.body_limit_mib.unwrap_or(32), 1, 4096)?,
@@ -272,6 +304,18 @@ impl ServeFlags {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
         })
+    }
+}
+
+impl ServeConfig {
+    /// The attention paths forced for this process.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            decode: self.attention_decode,
+            short_prefill: self.attention_short_prefill,
+            long_prefill: self.attention_long_prefill,
+            verify: self.attention_verify,
+        }
     }
 }
 
@@ -316,6 +360,15 @@ mod tests {
     }
 
     #[test]
+    fn forced_attention_paths_reach_the_resolver_by_phase() {
+        let file = file("package = \"x\"\nattention-decode = \"dense\"\nattention-long-prefill = \"fallback\"\n");
+        let flags = ServeFlags { attention_decode: Some(AttentionPath::CompactFlash), ..ServeFlags::default() };
+        let config = flags.or(ServeFlags::from_file(file.path()).unwrap()).resolve().unwrap();
+        let (decode, long_prefill) = (Some(AttentionPath::CompactFlash), Some(AttentionPath::Fallback));
+        assert_eq!(config.overrides(), Overrides { decode, long_prefill, ..Overrides::default() });
+    }
+
+    #[test]
     fn a_printed_config_reads_back_to_itself() {
         let flags = ServeFlags {
             package: Some("/models/a".into()),
@@ -323,6 +376,7 @@ mod tests {
             split: Some(vec![10, 20]),
             cache_type_k: Some(CacheType::Q8_0),
             verify_package_sha: Some(true),
+            attention_decode: Some(AttentionPath::DirectSparse),
             model_name: Some("m".into()),
             ..ServeFlags::default()
         };
@@ -336,6 +390,9 @@ mod tests {
         let typo = file("package = \"x\"\nlane = 3\n");
         let message = ServeFlags::from_file(typo.path()).unwrap_err().to_string();
         assert!(message.contains("lane"), "{message}");
+        let path = file("attention-verify = \"fast\"\n");
+        let message = ServeFlags::from_file(path.path()).unwrap_err().to_string();
+        assert!(message.contains("must be one of dense, direct-sparse"), "{message}");
         let base = || ServeFlags { package: Some("x".into()), ..ServeFlags::default() };
         for (flags, field) in [
             (ServeFlags { lanes: Some(0), ..base() }, "lanes"),

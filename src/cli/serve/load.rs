@@ -5,8 +5,8 @@ use crate::{
     cli::engine::{EngineError, EngineOptions, LoadedChain},
     llama::Threadpool,
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify},
-    policy::Overrides,
     serve::ModelCard,
+    spec::Speculation,
     stage::{StageEngine, dsa::DraftAttention, llama::LlamaStageOptions},
     text::TextModel,
 };
@@ -135,7 +135,7 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
     let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
     let options = engine_options(config, ctx_size);
-    let LoadedChain { chain, text, .. } = options.load(files, package.manifest().generation.as_ref(), &pool)?;
+    let LoadedChain { chain, text, resolver } = options.load(files, package.manifest().generation.as_ref(), &pool)?;
 
     let shape = chain.shape();
     let manifest = package.manifest();
@@ -150,8 +150,7 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         package_digest: package.manifest_sha256().to_string(),
         arch: metadata.arch().unwrap_or("unknown").to_owned(),
         abi: manifest.skippy_abi_version.to_string(),
-        // llama.cpp has one way to attend.
-        policy: None,
+        policy: resolver,
         speculation: Speculation::disabled(),
     };
     Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
@@ -170,7 +169,7 @@ fn engine_options(config: &ServeConfig, ctx_size: u32) -> EngineOptions {
             gpu_layers: config.gpu_layers,
             allow_uncertified_cuts: config.allow_uncertified_cuts,
         },
-        overrides: Overrides::default(),
+        overrides: config.overrides(),
         drafts: Some(DraftAttention::default()),
     }
 }

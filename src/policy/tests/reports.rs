@@ -106,3 +106,18 @@ fn switches_stand_closed_with_a_reason() {
     let cuda = with(&sample(), |config| config.evidence = evidence).on(Capability::of(Backend::Cuda));
     assert!(!cuda.switches()[0].open, "evidence of another backend");
 }
+
+#[test]
+fn the_documentation_names_every_word() {
+    let text = include_str!("../../../docs/policy.md");
+    let switches: Vec<&str> = Switch::NAMES.iter().map(|(name, _)| *name).collect();
+    let words = [Phase::VALUES, Path::VALUES, Reason::VALUES, Threshold::VALUES, &switches];
+    for word in words.into_iter().flatten() {
+        assert!(text.contains(&format!("`{word}`")), "docs/policy.md does not name `{word}`");
+    }
+    for threshold in Threshold::ALL {
+        let default = Resolver::default().limit(*threshold).value;
+        let row = text.lines().find(|line| line.starts_with(&format!("| `{threshold}` |"))).unwrap();
+        assert!(row.ends_with(&format!("| {default} |")), "{row}");
+    }
+}

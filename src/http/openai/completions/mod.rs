@@ -34,7 +34,7 @@ use crate::{
             access_log::{Fields, LogFields},
             request_id::RequestId,
         },
-        sse,
+        policy, sse,
     },
     serve::{Event, ModelCard, ServeError, Usage},
     telemetry::metrics::VERSION,
@@ -53,6 +53,9 @@ pub(in crate::http) async fn create(
         state.unknown_fields().warn("completions.stream_options", &options.unknown);
     }
     let valid = validate::validate(request, &loaded.card.id, loaded.text.n_vocab())?;
+    if valid.attention_path.is_some() && loaded.card.policy.is_none() {
+        return Err(ApiError::unsupported("attention_path", format!("`attention_path`: {}", policy::FIXED)));
+    }
     log.update(|fields| {
         fields.stream = valid.stream;
         fields.user.clone_from(&valid.user);

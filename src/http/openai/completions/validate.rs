@@ -102,6 +102,7 @@ pub fn validate(request: CompletionRequest, served: &str, n_vocab: u32) -> Resul
         logprobs,
         echo: request.echo.unwrap_or(false),
         ignore_eos: request.ignore_eos.unwrap_or(false),
+        attention_path,
         speculative: request.speculative.unwrap_or(true),
         stream,
         include_usage: request.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
