@@ -21,14 +21,15 @@ mod tests;
 mod weights;
 
 use super::{
-    Boundary, DraftRow, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
-    TopK,
+    Announcer, Boundary, DraftRow, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput,
+    StageShape, TopK,
 };
 use crate::{
     ggml::{Arena, Computer},
     llama::Threadpool,
     package::{StageFiles, glm_dsa::Config},
     policy::{Resolver, Role},
+    telemetry::{labels::Direction, metrics},
 };
 use cache::Cache;
 use dims::Dims;
@@ -50,6 +51,7 @@ pub struct DsaStage {
     weights: Weights,
     cache: Cache,
     resolver: Arc<Resolver>,
+    announcer: Announcer,
     drafts: Option<Drafts>,
     arena: Arena,
     computer: Computer,
@@ -114,6 +116,7 @@ impl DsaStage {
             weights,
             cache,
             resolver,
+            announcer: Announcer::default(),
             drafts,
             computer,
             rows_held,
@@ -141,6 +144,16 @@ impl DsaStage {
     /// Whether the layer behind the stage takes its selection from this one.
     fn hands_on_lists(&self) -> bool {
         self.config.roles.get(self.shape.layers.end() as usize) == Some(&Role::Shared)
+    }
+
+    fn count_sideband(&self, batch: &StageBatch<'_>) {
+        let bytes = (batch.rows.len() * self.config.top_k as usize * size_of::<i32>()) as u64;
+        if self.starts_shared() {
+            metrics::indexshare_sideband(Direction::In, bytes);
+        }
+        if self.hands_on_lists() {
+            metrics::indexshare_sideband(Direction::Out, bytes);
+        }
     }
 
     fn check(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
@@ -187,14 +200,12 @@ impl DsaStage {
         }
     }
 
-    /// Lists come from another process: a position outside the cache would make ggml abort.
+    /// Lists may come from another process: a position outside the cache would make ggml abort.
     fn check_lists(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
         let refuse = |what: String| Err(StageError::InvalidBatch(what));
         let StageInput::Hidden(Boundary { top_k: Some(TopK { width, lists }), .. }) = batch.input else {
-            return refuse(format!(
-                "layer {} shares the selection of the layer before it (IndexShare): the top-k lists are missing",
-                self.shape.layers.start()
-            ));
+            // The resolver refuses it, and says so.
+            return Ok(());
         };
         let top_k = self.config.top_k as usize;
         if width != top_k || lists.len() != width * batch.rows.len() {
@@ -226,6 +237,7 @@ impl StageEngine for DsaStage {
         self.check(batch)?;
         self.decide(batch)?;
         self.run(batch)?;
+        self.count_sideband(batch);
         Ok(match self.shape.owns_output() {
             true => StageOutput::Logits(&self.out.logits),
             false => {
