@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::{inspect::render, issues, one_line, print, print_json};
 use crate::package::{
@@ -86,8 +86,9 @@ fn findings(report: &ContractReport) -> String {
 
 fn description(report: &ContractReport) -> anyhow::Result<String> {
     let mut out = String::new();
-    let model = json!({"model_id": report.model_id, "model": report.model});
-    render(&model, 0, &mut out);
+    // Through text: an f32 shows as it is written there, not as the f64 next to it.
+    let model: Json = serde_json::from_str(&serde_json::to_string(&report.model)?)?;
+    render(&json!({"model_id": report.model_id, "model": model}), 0, &mut out);
     if !report.generation.is_empty() {
         out.push_str("generation (recommended, declared)\n");
     }

@@ -47,8 +47,8 @@ pub struct ModelSummary {
     pub top_k: u32,
     /// Bytes for each token of the top-k list that shared layers take from the full layer before them.
     pub indexshare_bytes_per_token: u64,
-    /// Bytes for each token of the caches of all layers, in f16.
-    pub kv_bytes_per_token: KvBytes,
+    /// Bytes for each token of the caches of all layers, when they hold f16.
+    pub kv_bytes_per_token_f16: KvBytes,
     /// Sizes.
     pub dimensions: Dimensions,
     /// The MTP block, when there is one whose fragment could be read.
@@ -213,7 +213,7 @@ fn summary(config: &Config, layouts: &[LayerLayout]) -> ModelSummary {
         roles,
         top_k: config.top_k,
         indexshare_bytes_per_token: config.sideband_bytes_per_token(),
-        kv_bytes_per_token: KvBytes {
+        kv_bytes_per_token_f16: KvBytes {
             attention_bytes: F16 * u64::from(config.kv_row()) * u64::from(config.layer_count),
             indexer_bytes: F16 * u64::from(config.indexer_dim) * with_indexer,
         },

@@ -212,3 +212,23 @@ fn a_layer_beyond_the_model_has_no_tensors() {
     let error = config.check_layer(7, &fragment(Vec::new())).unwrap_err();
     assert_eq!(error, ContractError::NoSuchLayer { layer: 7, layer_count: 7 });
 }
+
+#[test]
+fn the_documentation_names_every_tensor_and_key() {
+    let page = include_str!("../../../../docs/glm-dsa-contract.md");
+    let config = config();
+    let layers = (0..LAYERS).flat_map(|layer| config.layer_tensors(layer));
+    for rule in layers.chain(config.boundary_tensors(true, true)) {
+        let end =
+            rule.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map_or(&*rule.name, |(_, end)| end);
+        assert!(page.contains(&format!("`{end}`")), "{end}");
+    }
+    let model = metadata();
+    for key in model
+        .iter()
+        .filter_map(|(key, _)| key.strip_prefix("glm-dsa."))
+        .filter(|key| !key.ends_with("group_used_count"))
+    {
+        assert!(page.contains(&format!("`{key}`")), "{key}");
+    }
+}
