@@ -15,7 +15,7 @@ pub struct Arena {
 }
 
 /// Tensors that one operation here makes at most (an argsort with its view, a custom operation).
-const TENSORS_PER_OP: usize = 2;
+const TENSORS_PER_OP: usize = 8;
 
 impl Arena {
     /// Room for graphs of up to `max_nodes` operations.

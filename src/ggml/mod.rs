@@ -13,6 +13,7 @@ mod leaf;
 mod ops;
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 pub use compute::Computer;
 pub use graph::{Arena, Graph, Tensor};

@@ -1,5 +1,6 @@
 //! `skippy-stage bench`: ratios against llama.cpp used the plain way, in the same process and run.
 
+mod attention;
 mod client;
 mod decode;
 mod load;
@@ -12,6 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 /// What to measure.
 #[derive(Subcommand, Clone, Debug)]
 pub enum BenchCommand {
+    /// Attention of a GLM-5.2 layer against ggml's own operations
+    Attention(attention::AttentionArgs),
     /// Serving against a hand-written `llama_decode` loop
     Decode(decode::DecodeArgs),
     /// Loading a package against llama.cpp loading the GGUF it was made from, and the memory each stage takes
@@ -25,6 +28,7 @@ pub enum BenchCommand {
 pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
     super::init_logging(false, LevelFilter::WARN);
     match command {
+        BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Decode(args) => decode::run(args),
         BenchCommand::Load(args) => load::run(args),
     }?;

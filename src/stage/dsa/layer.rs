@@ -4,7 +4,7 @@ use super::{
     attention::Attention,
     cache::LayerCache,
     dims::Dims,
-    spans::{SpanPlan, SpanWork},
+    spans::{Chunk, SpanPlan, SpanWork},
     weights::{Ffn, Glu, Indexer, Layer},
 };
 use crate::{
@@ -140,16 +140,25 @@ impl<'a, 'g> Pass<'a, 'g> {
         let query = g.reshape(query, [d.indexer_dim, d.indexer_heads, n, 1]);
         let query = g.rope(query, self.pos, &d.indexer_rotary);
         let weights = g.scale(self.mm(g.leaf(&indexer.weights), normed), d.indexer_scale);
-        let chunk_lists = |plan: &SpanPlan<'g>| {
-            let list = |chunk: &super::spans::Chunk<'g>| {
-                let first = plan.work.first + chunk.first;
-                let keys = g.rows(keys, plan.work.base, chunk.n_kv);
-                let scores = g.index(g.slices(query, first, chunk.n), keys, g.rows(weights, first, chunk.n));
-                g.select(scores, chunk.visible, d.top_k)
-            };
-            plan.chunks.iter().map(list).collect()
+        spans.iter().map(|plan| self.lists(query, weights, keys, plan)).collect()
+    }
+
+    /// The selection of one span: rotated queries `[D, H, n]` and scaled head weights `[H, n]` of the pass against `keys`.
+    pub(super) fn lists(
+        &self,
+        query: Tensor<'g>,
+        weights: Tensor<'g>,
+        keys: Tensor<'g>,
+        plan: &SpanPlan<'g>,
+    ) -> Vec<Tensor<'g>> {
+        let g = self.g;
+        let list = |chunk: &Chunk<'g>| {
+            let first = plan.work.first + chunk.first;
+            let keys = g.rows(keys, plan.work.base, chunk.n_kv);
+            let scores = g.index(g.slices(query, first, chunk.n), keys, g.rows(weights, first, chunk.n));
+            g.select(scores, chunk.visible, self.dims.top_k)
         };
-        spans.iter().map(chunk_lists).collect()
+        plan.chunks.iter().map(list).collect()
     }
 
     /// Values in latent space `[latent, heads, n]` back to hidden rows.

@@ -12,6 +12,7 @@ mod cache;
 mod decide;
 mod dims;
 mod layer;
+pub mod measure;
 mod mtp;
 mod options;
 mod run;
