@@ -67,7 +67,7 @@ mod engine {
 
     fn compile(include: &PathBuf) {
         let mut build = cc::Build::new();
-        build.cpp(true).std("c++17").include("kernels").include(include).files(SOURCES).warnings(true);
+        build.cpp(true).std("c++17").opt_level(3).include("kernels").include(include).files(SOURCES).warnings(true);
         if env::var("CARGO_ENCODED_RUSTFLAGS").is_ok_and(|flags| flags.contains("target-cpu=native")) {
             build.flag_if_supported("-march=native");
         }

@@ -61,7 +61,7 @@ const TOLERANCE: f32 = 0.02;
 ///
 /// # Errors
 /// When memory runs out, or values differ.
-pub fn run(args: &AttentionArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let pool = Arc::new(Threadpool::new(args.threads).context("cannot start compute threads")?);
     let mut table = Vec::new();
     for n_kv in &args.kv {
