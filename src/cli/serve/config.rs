@@ -3,10 +3,12 @@
 //! Precedence: flag, environment, file, default. The first two are clap's; [`ServeFlags::or`] adds the file and
 //! [`ServeFlags::resolve`] the defaults.
 
+use super::models::{self, ModelTables};
 use crate::{
     cli::engine::EngineChoice,
     package::LayerRange,
     policy::{Overrides, Path as AttentionPath},
+    spec::Requested,
 };
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use serde::{Deserialize, Serialize};
@@ -85,6 +87,17 @@ pub struct ServeFlags {
     /// Layers to put on a GPU; as many as fit by default
     #[arg(long, env = "SKIPPY_GPU_LAYERS", value_name = "N")]
     pub gpu_layers: Option<u32>,
+    /// How to speculate: auto, disabled, mtp, or the id of a strategy that the package declares [default: auto]
+    #[arg(long, env = "SKIPPY_SPECULATIVE_STRATEGY", value_name = "NAME")]
+    pub speculative_strategy: Option<String>,
+    /// Whether `speculative_strategy` comes from a file, where entries of single models go before it.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub strategy_from_file: bool,
+    /// What a file says about single models.
+    #[arg(skip)]
+    #[serde(default)]
+    pub models: ModelTables,
     /// Attention path to force for single tokens: dense, direct-sparse, compact-flash, sparse-chunked or fallback; the package's policy by default
     #[arg(long, env = "SKIPPY_ATTENTION_DECODE", value_name = "PATH")]
     pub attention_decode: Option<AttentionPath>,
@@ -160,6 +173,12 @@ pub struct ServeConfig {
     /// Layers to put on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_layers: Option<u32>,
+    /// How to speculate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculative_strategy: Option<String>,
+    /// Whether the command line or the environment says so; then no model has another one.
+    #[serde(skip)]
+    pub strategy_on_command_line: bool,
     /// Attention path forced for single tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_decode: Option<AttentionPath>,
@@ -186,6 +205,9 @@ pub struct ServeConfig {
     pub shutdown_timeout: u32,
     /// Form of log lines.
     pub log_format: LogFormat,
+    /// What holds for single models. Last, as TOML wants tables.
+    #[serde(skip_serializing_if = "ModelTables::is_empty")]
+    pub models: ModelTables,
 }
 
 /// A setting that cannot be used.
@@ -226,10 +248,10 @@ pub enum ConfigError {
     },
 }
 
-/// Joins the fields of two flag sets, the first one winning.
+/// Joins the fields of two flag sets, the first one winning. Those after the second semicolon have been joined.
 macro_rules! first_of {
-    ($first:ident, $second:ident; $($field:ident),* $(,)?) => {
-        ServeFlags { $($field: $first.$field.or($second.$field)),* }
+    ($first:ident, $second:ident; $($field:ident),*; $($joined:ident),*) => {
+        ServeFlags { $($field: $first.$field.or($second.$field),)* $($joined),* }
     };
 }
 
@@ -241,17 +263,20 @@ impl ServeFlags {
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        toml::from_str(&text).map_err(|e| ConfigError::Parse {
+        let flags: Self = toml::from_str(&text).map_err(|e| ConfigError::Parse {
             path: path.to_owned(),
             message: e.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
-        })
+        })?;
+        Ok(Self { strategy_from_file: true, ..flags })
     }
 
     /// These flags, and those of `file` where none is set.
     pub fn or(self, file: Self) -> Self {
+        let strategy_from_file = self.speculative_strategy.is_none() && file.strategy_from_file;
+        let models = if self.models.is_empty() { file.models } else { self.models };
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
             threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
-            keepalive, drain_delay, shutdown_timeout, log_format)
+            keepalive, drain_delay, shutdown_timeout, log_format, speculative_strategy; strategy_from_file, models)
     }
 
     /// Fills in defaults and checks ranges.
@@ -277,6 +302,7 @@ impl ServeFlags {
                 message: format!("must ascend, got {} before {}", pair[0], pair[1]),
             });
         }
+        let strategy_on_command_line = self.speculative_strategy.is_some() && !self.strategy_from_file;
         Ok(ServeConfig {
             package,
             layers,
@@ -292,6 +318,8 @@ impl ServeFlags {
             cache_type_v: self.cache_type_v.unwrap_or(CacheType::F16),
             engine: self.engine.unwrap_or_default(),
             gpu_layers: self.gpu_layers,
+            strategy_on_command_line,
+            speculative_strategy: self.speculative_strategy,
             attention_decode: self.attention_decode,
             attention_short_prefill: self.attention_short_prefill,
             attention_long_prefill: self.attention_long_prefill,
@@ -303,11 +331,18 @@ impl ServeFlags {
             drain_delay: self.drain_delay.unwrap_or(0),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
+            models: if strategy_on_command_line { ModelTables::new() } else { self.models },
         })
     }
 }
 
 impl ServeConfig {
+    /// The strategies asked for, level by level, for the model `model_id`.
+    pub fn strategies(&self, model_id: &str) -> Requested {
+        let strategy = self.speculative_strategy.as_deref();
+        models::requested(self.strategy_on_command_line, strategy, &self.models, model_id)
+    }
+
     /// The attention paths forced for this process.
     pub fn overrides(&self) -> Overrides {
         Overrides {
@@ -338,74 +373,5 @@ fn as_text<S: serde::Serializer>(range: &Option<LayerRange>, serializer: S) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write as _;
-
-    fn file(text: &str) -> tempfile::NamedTempFile {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(text.as_bytes()).unwrap();
-        file
-    }
-
-    #[test]
-    fn a_flag_beats_the_file_and_the_file_beats_the_default() {
-        let file =
-            file("package = \"/models/a\"\nlanes = 8\nctx-size = 1024\nlayers = \"0..4\"\nbind = \"127.0.0.1:1\"\n");
-        let flags = ServeFlags { lanes: Some(2), ..ServeFlags::default() };
-        let config = flags.or(ServeFlags::from_file(file.path()).unwrap()).resolve().unwrap();
-        assert_eq!((config.lanes, config.ctx_size, config.batch_size), (2, Some(1024), 512));
-        assert_eq!(config.layers, Some(LayerRange::new(0, 4).unwrap()));
-        assert_eq!(config.package, Path::new("/models/a"));
-    }
-
-    #[test]
-    fn forced_attention_paths_reach_the_resolver_by_phase() {
-        let file = file("package = \"x\"\nattention-decode = \"dense\"\nattention-long-prefill = \"fallback\"\n");
-        let flags = ServeFlags { attention_decode: Some(AttentionPath::CompactFlash), ..ServeFlags::default() };
-        let config = flags.or(ServeFlags::from_file(file.path()).unwrap()).resolve().unwrap();
-        let (decode, long_prefill) = (Some(AttentionPath::CompactFlash), Some(AttentionPath::Fallback));
-        assert_eq!(config.overrides(), Overrides { decode, long_prefill, ..Overrides::default() });
-    }
-
-    #[test]
-    fn a_printed_config_reads_back_to_itself() {
-        let flags = ServeFlags {
-            package: Some("/models/a".into()),
-            layers: Some("0..30".into()),
-            split: Some(vec![10, 20]),
-            cache_type_k: Some(CacheType::Q8_0),
-            verify_package_sha: Some(true),
-            attention_decode: Some(AttentionPath::DirectSparse),
-            model_name: Some("m".into()),
-            ..ServeFlags::default()
-        };
-        let config = flags.resolve().unwrap();
-        let file = file(&toml::to_string(&config).unwrap());
-        assert_eq!(ServeFlags::from_file(file.path()).unwrap().resolve().unwrap(), config);
-    }
-
-    #[test]
-    fn unknown_keys_and_bad_values_are_named() {
-        let typo = file("package = \"x\"\nlane = 3\n");
-        let message = ServeFlags::from_file(typo.path()).unwrap_err().to_string();
-        assert!(message.contains("lane"), "{message}");
-        let path = file("attention-verify = \"fast\"\n");
-        let message = ServeFlags::from_file(path.path()).unwrap_err().to_string();
-        assert!(message.contains("must be one of dense, direct-sparse"), "{message}");
-        let base = || ServeFlags { package: Some("x".into()), ..ServeFlags::default() };
-        for (flags, field) in [
-            (ServeFlags { lanes: Some(0), ..base() }, "lanes"),
-            (ServeFlags { ctx_size: Some(0), ..base() }, "ctx-size"),
-            (ServeFlags { layers: Some("9..2".into()), ..base() }, "layers"),
-            (ServeFlags { split: Some(vec![20, 10]), ..base() }, "split"),
-            (ServeFlags { batch_size: Some(1 << 20), ..base() }, "batch-size"),
-        ] {
-            let message = flags.resolve().unwrap_err().to_string();
-            assert!(message.starts_with(&format!("`{field}`")), "{message}");
-        }
-        assert!(matches!(ServeFlags::default().resolve(), Err(ConfigError::NoPackage)));
-        let hub = ServeFlags { package: Some("hf://org/repo@main".into()), ..ServeFlags::default() };
-        assert!(hub.resolve().unwrap_err().to_string().starts_with("`hf://org/repo@main` is a reference to a hub"));
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

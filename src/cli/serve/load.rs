@@ -2,11 +2,12 @@
 
 use super::config::ServeConfig;
 use crate::{
-    cli::engine::{EngineError, EngineOptions, LoadedChain},
+    cli::engine::{Engine, EngineError, EngineOptions, LoadedChain},
+    gguf::GgufFile,
     llama::Threadpool,
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify},
     serve::ModelCard,
-    spec::Speculation,
+    spec::{self, DraftHead, Speculation, StrategyError, StrategyPlan},
     stage::{StageEngine, dsa::DraftAttention, llama::LlamaStageOptions},
     text::TextModel,
 };
@@ -55,6 +56,9 @@ pub enum LoadError {
     /// Compute threads could not be started.
     #[error("cannot start {0} compute threads")]
     Threads(u32),
+    /// A strategy that cannot be served.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
 }
 
 /// A model ready to serve.
@@ -111,7 +115,7 @@ pub fn open(config: &ServeConfig, package: &Package) -> Result<Vec<StageFiles>, 
         .into_iter()
         .map(|range| Ok(package.load(&package.select(range)?, verify)?))
         .collect::<Result<Vec<_>, LoadError>>()?;
-    let options = engine_options(config, 1);
+    let options = engine_options(config, 1, 1);
     for file in &files {
         let (start, metadata) = (file.range.start(), &file.metadata.gguf().metadata);
         if start > 0 {
@@ -119,6 +123,39 @@ pub fn open(config: &ServeConfig, package: &Package) -> Result<Vec<StageFiles>, 
         }
     }
     Ok(files)
+}
+
+/// The strategy asked for, as far as the package allows it.
+///
+/// # Errors
+/// [`LoadError::Strategy`].
+pub fn strategy(config: &ServeConfig, package: &Package) -> Result<StrategyPlan, LoadError> {
+    let manifest = package.manifest();
+    let declared = manifest.generation.as_ref().and_then(|generation| generation.speculative_decoding.as_ref());
+    Ok(spec::plan(&config.strategies(&manifest.model_id), declared)?)
+}
+
+/// How a model of these stages will speculate: the strategy asked for, held against the tensors and the engine.
+///
+/// # Errors
+/// [`LoadError::Strategy`], or that the engine does not serve the model.
+pub fn speculation(config: &ServeConfig, package: &Package, files: &[StageFiles]) -> Result<Speculation, LoadError> {
+    let engine = match files.first() {
+        Some(files) => engine_options(config, 1, 1).engine(&files.metadata.gguf().metadata)?,
+        None => Engine::Llama,
+    };
+    let head = DraftHead { nextn_layers: &nextn_layers(files), engine: engine == Engine::Dsa };
+    Ok(strategy(config, package)?.fit(head)?)
+}
+
+/// Layers with NextN tensors.
+fn nextn_layers(files: &[StageFiles]) -> Vec<u32> {
+    let has_nextn = |layer: u32, file: &GgufFile| {
+        let prefix = format!("blk.{layer}.nextn.");
+        file.gguf().tensors.iter().any(|tensor| tensor.name.starts_with(&prefix))
+    };
+    let layers = files.iter().flat_map(|files| &files.layers);
+    layers.filter(|(layer, file)| has_nextn(*layer, file)).map(|(layer, _)| *layer).collect()
 }
 
 /// Loads the model that `config` asks for.
@@ -134,7 +171,8 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
     let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
-    let options = engine_options(config, ctx_size);
+    let speculation = speculation(config, &package, &files)?;
+    let options = engine_options(config, ctx_size, speculation.kind.window());
     let LoadedChain { chain, text, resolver } = options.load(files, package.manifest().generation.as_ref(), &pool)?;
 
     let shape = chain.shape();
@@ -151,18 +189,19 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         arch: metadata.arch().unwrap_or("unknown").to_owned(),
         abi: manifest.skippy_abi_version.to_string(),
         policy: resolver,
-        speculation: Speculation::disabled(),
+        speculation,
     };
     Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
 }
 
-fn engine_options(config: &ServeConfig, ctx_size: u32) -> EngineOptions {
+/// `window` is what a request puts into a batch past its prompt: the chosen token, and drafts behind it.
+fn engine_options(config: &ServeConfig, ctx_size: u32, window: u32) -> EngineOptions {
     EngineOptions {
         engine: config.engine,
         llama: LlamaStageOptions {
             n_ctx_seq: ctx_size,
             // Room for the other lanes beside a piece of a prompt of that size.
-            n_batch: config.batch_size + config.lanes - 1,
+            n_batch: config.batch_size + window * (config.lanes - 1),
             n_seq_max: config.lanes,
             cache_type_k: config.cache_type_k.into(),
             cache_type_v: config.cache_type_v.into(),
@@ -170,6 +209,6 @@ fn engine_options(config: &ServeConfig, ctx_size: u32) -> EngineOptions {
             allow_uncertified_cuts: config.allow_uncertified_cuts,
         },
         overrides: config.overrides(),
-        drafts: Some(DraftAttention::default()),
+        drafts: (window > 1).then(DraftAttention::default),
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod config;
 mod load;
+pub mod models;
 
 use crate::{
     http::{self, Ended, HttpOptions},
@@ -20,7 +21,7 @@ use std::{
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
-pub use load::{LoadError, LoadedModel, load, open, stages};
+pub use load::{LoadError, LoadedModel, load, open, speculation, stages, strategy};
 
 /// Arguments of `serve`.
 #[derive(Args, Clone, Debug)]
@@ -34,7 +35,7 @@ pub struct ServeArgs {
     /// Print the settings that hold, as a config file, and exit
     #[arg(long)]
     pub print_config: bool,
-    /// Check the package, the layer range and every cut, and exit
+    /// Check the package, the layer range, every cut and the strategy, and exit
     #[arg(long)]
     pub check: bool,
 }
@@ -64,6 +65,11 @@ fn check(config: &ServeConfig) -> anyhow::Result<ExitCode> {
     for files in &stages {
         println!("layers {} of 0..{}: ok", files.range, files.layer_count);
     }
+    let speculation = speculation(config, &package, &stages)?;
+    println!("speculative strategy {}: ok", speculation.strategy);
+    if let Some(notice) = speculation.notice {
+        println!("speculative strategy: {notice}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -71,6 +77,7 @@ async fn serve(config: ServeConfig, metrics: PrometheusHandle) -> anyhow::Result
     // What can be known at once is said at once: before the port is taken and before anything large is read.
     let package = Package::open(&config.package)?;
     stages(&config, &package)?;
+    strategy(&config, &package)?;
     let signals = http::signals().context("cannot listen for signals")?;
     let listener =
         TcpListener::bind(config.bind).await.with_context(|| format!("cannot listen on `{}`", config.bind))?;
@@ -130,9 +137,13 @@ fn load_and_start(config: &ServeConfig, starter: Starter) -> anyhow::Result<()> 
         lanes = config.lanes,
         ctx_size = card.n_ctx,
         kv_rows = model.engine.shape().n_ctx,
+        strategy = card.speculation.strategy,
         load_ms = took.as_millis(),
         "model loaded"
     );
+    if let Some(notice) = &card.speculation.notice {
+        tracing::warn!(notice, "the strategy that the package recommends is not served");
+    }
     starter.start(model.engine, model.text, model.card)?;
     Ok(())
 }
