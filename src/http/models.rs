@@ -7,7 +7,7 @@ use axum::{
 use serde::Serialize;
 
 use super::{AppState, error::ApiError};
-use crate::serve::ModelCard;
+use crate::{serve::ModelCard, spec::Speculation};
 
 /// OpenAI's model object, with what a caller may want to know in `meta`.
 #[derive(Debug, Serialize)]
@@ -30,6 +30,7 @@ struct Meta {
     layer_end: u32,
     package_digest: String,
     abi: String,
+    speculation: Speculation,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,6 +56,7 @@ impl From<&ModelCard> for Model {
                 layer_end: card.layers.end(),
                 package_digest: card.package_digest.clone(),
                 abi: card.abi.clone(),
+                speculation: card.speculation.clone(),
             },
         }
     }
