@@ -2,7 +2,7 @@
 
 use crate::{
     serve::lane::Lane,
-    stage::{DraftRow, Row, SeqId, Span},
+    stage::{DraftRow, Row, SeqId, Span, StageError},
 };
 
 /// Buffers of the step at hand; kept to be reused.
@@ -107,6 +107,16 @@ pub(super) fn grant_pieces(budget: u32, chunk: u32, needs: &[u32], first: usize,
         }
     }
     next
+}
+
+/// Refuses logits that are not `n` rows of `n_vocab` columns.
+pub(super) fn check_logits(logits: &[f32], n: usize, n_vocab: usize) -> Result<&[f32], StageError> {
+    match logits.len() == n * n_vocab {
+        true => Ok(logits),
+        false => {
+            Err(StageError::Engine(format!("{} logits came back for {n} rows of {n_vocab} columns", logits.len())))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::{
 use crate::{
     serve::{
         FinishReason, Phase, ServeError,
-        batch::Batch,
+        batch::{Batch, check_logits},
         job::{Job, Limits, Picker},
         lane::{Ending, Lane, end_queued},
         observe,
@@ -393,16 +393,6 @@ impl Scheduler {
         }
         for job in self.queue.drain(..) {
             end_queued(*job, Ending::Failed(error.clone()));
-        }
-    }
-}
-
-/// Refuses logits that are not `n` rows of `n_vocab` columns.
-fn check_logits(logits: &[f32], n: usize, n_vocab: usize) -> Result<&[f32], StageError> {
-    match logits.len() == n * n_vocab {
-        true => Ok(logits),
-        false => {
-            Err(StageError::Engine(format!("{} logits came back for {n} rows of {n_vocab} columns", logits.len())))
         }
     }
 }

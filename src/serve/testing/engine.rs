@@ -1,168 +1,24 @@
 //! An engine that computes with histories instead of weights.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
-        mpsc,
-    },
-    time::Duration,
+use super::{
+    EOG, FakeText, hash, mix, next_token,
+    probe::{Barrier, Call, Fault, Gate, Place, Probe, gate},
+    whole,
 };
-
-use super::{EOG, FakeText, hash, mix, next_token, whole};
 use crate::{
     package::LayerRange,
     policy::{Inputs, Phase, Resolver},
     stage::{
-        DraftRow, Purpose, Row, SeqId, Span, SpanDecision, StageBatch, StageEngine, StageError, StageInput,
-        StageOutput, StageShape,
+        DraftRow, Purpose, Row, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput,
+        StageShape,
     },
     text::TextModel as _,
 };
-
-/// How long a test waits before it counts as hung.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// What goes wrong in a call of the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// [`StageError::KvFull`].
-    KvFull,
-    /// [`StageError::Engine`].
-    Engine,
-    /// The engine panics.
-    Panic,
-    /// The first row of logits holds a NaN.
-    Nan,
-    /// One logit is missing.
-    ShortOutput,
-    /// [`StageError::Engine`] from the draft head.
-    Draft,
-    /// The first row of the draft head's logits holds a NaN.
-    DraftNan,
-    /// One logit of the draft head is missing.
-    ShortDraft,
-    /// [`StageError::Engine`] when part of a sequence is to be dropped.
-    Truncate,
-}
-
-impl Fault {
-    /// Which call it spoils.
-    fn place(self) -> Place {
-        match self {
-            Self::KvFull | Self::Engine | Self::Panic | Self::Nan | Self::ShortOutput => Place::Forward,
-            Self::Draft | Self::DraftNan | Self::ShortDraft => Place::Draft,
-            Self::Truncate => Place::Truncate,
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Forward,
-    Draft,
-    Truncate,
-}
-
-/// One call of an engine that drafts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// A pass, with what its rows were for.
-    Forward(Vec<Span>),
-    /// The draft head was asked.
-    Draft(Vec<DraftRow>),
-    /// A sequence was cut to so many rows, more than none.
-    Truncate(SeqId, u32),
-}
-
-/// A look into a [`FakeEngine`] that a server has taken over.
-#[derive(Clone, Debug, Default)]
-pub struct Probe {
-    inner: Arc<ProbeInner>,
-}
-
-#[derive(Debug, Default)]
-struct ProbeInner {
-    faults: Mutex<VecDeque<Fault>>,
-    kv_rows: AtomicU32,
-    steps: AtomicU64,
-    calls: Mutex<Vec<Call>>,
-}
-
-impl Probe {
-    /// Makes the next call that this fault can spoil and that has none yet go wrong.
-    pub fn inject(&self, fault: Fault) {
-        locked(&self.inner.faults).push_back(fault);
-    }
-
-    /// KV rows held by all sequences.
-    pub fn kv_rows(&self) -> u32 {
-        self.inner.kv_rows.load(SeqCst)
-    }
-
-    /// Steps begun.
-    pub fn steps(&self) -> u64 {
-        self.inner.steps.load(SeqCst)
-    }
-
-    /// Calls of an engine that drafts, so far.
-    pub fn calls(&self) -> Vec<Call> {
-        locked(&self.inner.calls).clone()
-    }
-
-    fn next_fault(&self, place: Place) -> Option<Fault> {
-        let mut faults = locked(&self.inner.faults);
-        let i = faults.iter().position(|fault| fault.place() == place)?;
-        faults.remove(i)
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Stops an engine before each step. Dropped, the engine runs freely.
-pub struct Gate {
-    batches: mpsc::Receiver<Vec<(Row, i32)>>,
-    permits: mpsc::Sender<()>,
-}
-
-impl Gate {
-    /// Waits until the engine stands before a step and returns its rows with their tokens.
-    ///
-    /// # Panics
-    /// When no step comes.
-    pub fn batch(&self) -> Vec<(Row, i32)> {
-        match self.batches.recv_timeout(PATIENCE) {
-            Ok(batch) => batch,
-            Err(error) => panic!("no step came: {error}"),
-        }
-    }
-
-    /// Lets the step go on that [`Gate::batch`] has shown.
-    pub fn open(&self) {
-        let _ = self.permits.send(());
-    }
-
-    /// [`Gate::batch`], then [`Gate::open`].
-    pub fn step(&self) -> Vec<(Row, i32)> {
-        let batch = self.batch();
-        self.open();
-        batch
-    }
-}
 
 type Rule = Box<dyn Fn(&[i32]) -> i32 + Send>;
 
 /// Whether the draft head is right, from the number of drafts of the sequence before.
 type Hits = Box<dyn Fn(u32) -> bool + Send>;
-
-/// The engine's side of a [`Gate`].
-struct Barrier {
-    batches: mpsc::Sender<Vec<(Row, i32)>>,
-    permits: mpsc::Receiver<()>,
-}
 
 /// A [`StageEngine`] whose most likely next token is a function of the sequence's history.
 pub struct FakeEngine {
@@ -264,10 +120,9 @@ impl FakeEngine {
 
     /// Waits before each step for the gate.
     pub fn gated(mut self) -> (Self, Gate) {
-        let (batch_sender, batches) = mpsc::channel();
-        let (permits, permit_receiver) = mpsc::channel();
-        self.gate = Some(Barrier { batches: batch_sender, permits: permit_receiver });
-        (self, Gate { batches, permits })
+        let (barrier, gate) = gate();
+        self.gate = Some(barrier);
+        (self, gate)
     }
 
     /// A look inside, for later.
@@ -315,7 +170,7 @@ impl FakeEngine {
     /// Remembers a call; only where there is a draft head, so that long tests stay small.
     fn record(&self, call: Call) {
         if self.hits.is_some() {
-            locked(&self.probe.inner.calls).push(call);
+            self.probe.record(call);
         }
     }
 
@@ -340,7 +195,7 @@ impl FakeEngine {
 
     fn count_rows(&self) {
         let rows: usize = self.histories.iter().map(Vec::len).sum();
-        self.probe.inner.kv_rows.store(rows as u32, SeqCst);
+        self.probe.set_kv_rows(rows as u32);
     }
 }
 
@@ -353,13 +208,9 @@ impl StageEngine for FakeEngine {
         let StageInput::Tokens(tokens) = batch.input else {
             return Err(StageError::InvalidBatch("hidden rows".into()));
         };
-        self.probe.inner.steps.fetch_add(1, SeqCst);
-        if let Some(Barrier { batches, permits }) = &self.gate {
-            let record = batch.rows.iter().copied().zip(tokens.iter().copied()).collect();
-            if batches.send(record).is_err() || permits.recv().is_err() {
-                self.gate = None;
-            }
-        }
+        self.probe.count_step();
+        let shown = || batch.rows.iter().copied().zip(tokens.iter().copied()).collect();
+        self.gate = self.gate.take().filter(|gate| gate.pass(shown()));
         self.record(Call::Forward(batch.spans.to_vec()));
         let fault = self.probe.next_fault(Place::Forward);
         match fault {

@@ -5,10 +5,12 @@
 //! ([`Probe::inject`]), made to draft ([`FakeEngine::drafting`]) and made to decide on paths ([`FakeEngine::deciding`]).
 
 mod engine;
+mod probe;
 mod text;
 
 pub use self::{
-    engine::{Call, FakeEngine, Fault, Gate, Probe},
+    engine::FakeEngine,
+    probe::{Call, Fault, Gate, Probe},
     text::FakeText,
 };
 use crate::{package::LayerRange, serve::ModelCard, spec::Speculation};

@@ -2,6 +2,7 @@
 
 mod answers;
 mod batching;
+mod draft_faults;
 mod faults;
 mod lifecycle;
 mod paths;
