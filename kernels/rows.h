@@ -14,7 +14,7 @@
 namespace skippy {
 
 // Eight floats; the compiler maps them to whatever the target has.
-typedef float f32x8 __attribute__((vector_size(32), aligned(4)));
+typedef float f32x8 __attribute__((vector_size(32)));
 
 inline f32x8 load8(const float * p) {
     f32x8 v;
@@ -28,6 +28,11 @@ inline void store8(float * p, f32x8 v) {
 
 inline f32x8 splat8(float x) {
     return f32x8{ x, x, x, x, x, x, x, x };
+}
+
+// The sum of all lanes, in the order of a tree.
+inline float sum8(f32x8 v) {
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
 // The parts of 0..n that thread ith of nth takes: contiguous, in whole steps.
@@ -46,6 +51,7 @@ class RowReader {
   public:
     explicit RowReader(const ggml_tensor * tensor)
         : base((const char *) tensor->data), stride(tensor->nb[1]), width(tensor->ne[0]),
+          half(tensor->type == GGML_TYPE_F16),
           to_float(tensor->type == GGML_TYPE_F32 ? nullptr : ggml_get_type_traits(tensor->type)->to_float) {}
 
     const float * row(int64_t index, float * scratch) const {
@@ -53,14 +59,28 @@ class RowReader {
         if (to_float == nullptr) {
             return (const float *) bytes;
         }
-        to_float(bytes, scratch, width);
+        if (half) {
+            // The general conversion is scalar; this one uses what the CPU has.
+            ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) bytes, scratch, width);
+        } else {
+            to_float(bytes, scratch, width);
+        }
         return scratch;
+    }
+
+    // Row `index` copied to `out`, whatever its type.
+    void copy(int64_t index, float * out) const {
+        const float * values = row(index, out);
+        if (values != out) {
+            std::memcpy(out, values, width * sizeof(float));
+        }
     }
 
   private:
     const char *    base;
     size_t          stride;
     int64_t         width;
+    bool            half;
     ggml_to_float_t to_float;
 };
 

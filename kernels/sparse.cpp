@@ -13,48 +13,86 @@ using skippy::store8;
 
 namespace {
 
-// ---- indexer ------------------------------------------------------------------------------------------------------
+// ---- products with few columns ------------------------------------------------------------------------------------
 
-constexpr int64_t TILE = 32;     // keys of a tile: four vectors of eight
-constexpr int     VECS = TILE / 8;
+constexpr int LANES = 4;    // vectors of eight columns at a time
+constexpr int ROWS  = 3;    // rows at a time: 12 sums and 4 loaded columns fill 16 registers
 
-struct KeyTile;
-struct KeyRow;
-
-// relu(query . key) * weight for one head, added to the scores of a tile. `keys` is transposed: [D][TILE].
-inline void add_head(const float * query, float weight, const float * keys, int64_t D, f32x8 * score) {
-    f32x8 dot[VECS] = {};
-    for (int64_t d = 0; d < D; ++d) {
-        const f32x8 q = splat8(query[d]);
+// out[r][c] (+)= sum over d of rows[r][d] * columns[d][c], for `count` <= ROWS rows and VECS vectors of columns.
+// Each sum has its own order, whatever the blocking.
+template <int VECS, int COUNT>
+inline void add_products(
+        const float * const * rows, const float * columns, int64_t stride, int64_t D, float * out, int64_t out_stride,
+        bool fresh) {
+    f32x8 sum[COUNT][VECS];
+    for (int r = 0; r < COUNT; ++r) {
         for (int v = 0; v < VECS; ++v) {
-            dot[v] += q * load8(keys + d * TILE + 8 * v);
+            sum[r][v] = fresh ? f32x8{} : load8(out + r * out_stride + 8 * v);
         }
     }
-    for (int v = 0; v < VECS; ++v) {
-        const f32x8 zero = {};
-        score[v] += splat8(weight) * (dot[v] > zero ? dot[v] : zero);
+    for (int64_t d = 0; d < D; ++d) {
+        f32x8 column[VECS];
+        for (int v = 0; v < VECS; ++v) {
+            column[v] = load8(columns + d * stride + 8 * v);
+        }
+        for (int r = 0; r < COUNT; ++r) {
+            const f32x8 x = splat8(rows[r][d]);
+            for (int v = 0; v < VECS; ++v) {
+                sum[r][v] += x * column[v];
+            }
+        }
+    }
+    for (int r = 0; r < COUNT; ++r) {
+        for (int v = 0; v < VECS; ++v) {
+            store8(out + r * out_stride + 8 * v, sum[r][v]);
+        }
     }
 }
 
-// The same for two heads at once: a key is loaded once for both.
-inline void add_two_heads(
-        const float * query, const float * other, float weight, float other_weight, const float * keys, int64_t D,
-        f32x8 * score) {
-    f32x8 dot[VECS] = {}, dot2[VECS] = {};
-    for (int64_t d = 0; d < D; ++d) {
-        const f32x8 q = splat8(query[d]), q2 = splat8(other[d]);
-        for (int v = 0; v < VECS; ++v) {
-            const f32x8 key = load8(keys + d * TILE + 8 * v);
-            dot[v] += q * key;
-            dot2[v] += q2 * key;
-        }
+template <int VECS>
+inline void add_products(
+        const float * const * rows, int64_t n, const float * columns, int64_t stride, int64_t D, float * out,
+        int64_t out_stride, bool fresh) {
+    int64_t r = 0;
+    for (; r + ROWS <= n; r += ROWS) {
+        add_products<VECS, ROWS>(rows + r, columns, stride, D, out + r * out_stride, out_stride, fresh);
     }
-    for (int v = 0; v < VECS; ++v) {
-        const f32x8 zero = {};
-        score[v] += splat8(weight) * (dot[v] > zero ? dot[v] : zero);
-        score[v] += splat8(other_weight) * (dot2[v] > zero ? dot2[v] : zero);
+    for (; r < n; ++r) {
+        add_products<VECS, 1>(rows + r, columns, stride, D, out + r * out_stride, out_stride, fresh);
     }
 }
+
+// All columns: `width` is a multiple of 8.
+void add_products(
+        const float * const * rows, int64_t n, const float * columns, int64_t stride, int64_t D, int64_t width, float * out,
+        int64_t out_stride, bool fresh) {
+    int64_t c = 0;
+    for (; c + 8 * LANES <= width; c += 8 * LANES) {
+        add_products<LANES>(rows, n, columns + c, stride, D, out + c, out_stride, fresh);
+    }
+    for (; c < width; c += 8) {
+        add_products<1>(rows, n, columns + c, stride, D, out + c, out_stride, fresh);
+    }
+}
+
+int64_t padded8(int64_t n) {
+    return (n + 7) / 8 * 8;
+}
+
+// [n][D] to [D][stride], columns behind n zero.
+void transpose(const float * from, int64_t n, int64_t D, float * to, int64_t stride) {
+    std::fill(to, to + D * stride, 0.0f);
+    for (int64_t i = 0; i < n; ++i) {
+        for (int64_t d = 0; d < D; ++d) {
+            to[d * stride + i] = from[i * D + d];
+        }
+    }
+}
+
+struct Columns;
+struct Tile;
+struct Scores;
+struct Sums;
 
 // ---- selection ----------------------------------------------------------------------------------------------------
 
@@ -94,37 +132,30 @@ uint32_t kth_largest(const float * scores, int64_t n, int64_t k, int64_t * above
 
 // ---- attention ----------------------------------------------------------------------------------------------------
 
-struct CacheTile;
-struct HeadState;
-
-float dot(const float * a, const float * b, int64_t n) {
-    f32x8   sum[2] = {};
-    int64_t i      = 0;
-    for (; i + 16 <= n; i += 16) {
-        sum[0] += load8(a + i) * load8(b + i);
-        sum[1] += load8(a + i + 8) * load8(b + i + 8);
+// exp for x <= 0, to about 2e-7 relative: 2^n from the exponent bits, the rest by a polynomial. 0 far below.
+inline f32x8 exp8(f32x8 x) {
+    typedef int32_t i32x8 __attribute__((vector_size(32)));
+    const f32x8 low = splat8(-87.0f);
+    const i32x8 far = x < low;
+    x               = far ? low : x;
+    // x = n ln 2 + r, |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    const f32x8 magic = splat8(12582912.0f);
+    const f32x8 n     = (x * splat8(1.44269504f) + magic) - magic;
+    const f32x8 r     = (x - n * splat8(0.693359375f)) - n * splat8(-2.12194440e-4f);
+    f32x8       p     = splat8(1.0f / 720.0f);
+    for (float c : { 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f }) {
+        p = p * r + splat8(c);
     }
-    const f32x8 both = sum[0] + sum[1];
-    float       total = 0.0f;
-    for (int lane = 0; lane < 8; ++lane) {
-        total += both[lane];
-    }
-    for (; i < n; ++i) {
-        total += a[i] * b[i];
-    }
-    return total;
+    const i32x8 exponent = (__builtin_convertvector(n, i32x8) + 127) << 23;
+    f32x8       scale;
+    std::memcpy(&scale, &exponent, sizeof scale);
+    const f32x8 result = p * scale;
+    return far ? f32x8{} : result;
 }
 
-// acc = acc * keep + x * weight
-void mix(float * acc, float keep, const float * x, float weight, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        store8(acc + i, load8(acc + i) * splat8(keep) + load8(x + i) * splat8(weight));
-    }
-    for (; i < n; ++i) {
-        acc[i] = acc[i] * keep + x[i] * weight;
-    }
-}
+constexpr int64_t TILE_ROWS  = 48;    // selected rows of a tile: a multiple of ROWS
+constexpr int64_t HEAD_BLOCK = 32;    // heads that share a gathered tile
+constexpr int64_t DEPTH      = 192;   // elements of a row between partial sums: their columns stay in the first cache
 
 } // namespace
 
@@ -133,38 +164,42 @@ void skippy_op_index(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * keys    = dst->src[1];
     const ggml_tensor * weights = dst->src[2];
     const int64_t       D = query->ne[0], H = query->ne[1], T = query->ne[2], n_kv = keys->ne[1];
+    const int64_t       width = padded8(H);
+    constexpr int64_t   KEYS  = 48;
 
     const skippy::RowReader reader(keys);
-    float *                 tile = skippy::scratch<KeyTile>(D * TILE);
-    float *                 row  = skippy::scratch<KeyRow>(D);
-    const skippy::Share     share(n_kv, TILE, ith, nth);
-    for (int64_t first = share.begin; first < share.end; first += TILE) {
-        const int64_t count = std::min(TILE, n_kv - first);
-        if (count < TILE) {
-            std::fill(tile, tile + D * TILE, 0.0f);
-        }
+    const skippy::Share     share(n_kv, KEYS, ith, nth);
+    if (share.begin == share.end) {
+        return;
+    }
+    // Heads are the columns: a key needs no transposition, and is read once for all tokens.
+    float * columns = skippy::scratch<Columns>(T * (D + 1) * width);
+    float * scales  = columns + T * D * width;
+    for (int64_t t = 0; t < T; ++t) {
+        transpose((const float *) query->data + t * H * D, H, D, columns + t * D * width, width);
+        transpose((const float *) weights->data + t * H, H, 1, scales + t * width, width);
+    }
+    float * tile = skippy::scratch<Tile>(KEYS * D);
+    float * dots = skippy::scratch<Scores>(KEYS * width);
+    for (int64_t first = share.begin; first < share.end; first += KEYS) {
+        const int64_t count = std::min(KEYS, n_kv - first);
+        const float * rows[KEYS];
         for (int64_t j = 0; j < count; ++j) {
-            const float * key = reader.row(first + j, row);
-            for (int64_t d = 0; d < D; ++d) {
-                tile[d * TILE + j] = key[d];
-            }
+            rows[j] = reader.row(first + j, tile + j * D);
         }
         for (int64_t t = 0; t < T; ++t) {
-            const float * q = (const float *) query->data + t * H * D;
-            const float * w = (const float *) weights->data + t * H;
-            f32x8         score[VECS] = {};
-            int64_t       h = 0;
-            for (; h + 2 <= H; h += 2) {
-                add_two_heads(q + h * D, q + (h + 1) * D, w[h], w[h + 1], tile, D, score);
+            add_products(rows, count, columns + t * D * width, width, D, width, dots, width, true);
+            float *       out   = (float *) dst->data + t * n_kv + first;
+            const float * scale = scales + t * width;
+            for (int64_t j = 0; j < count; ++j) {
+                f32x8       sum  = {};
+                const f32x8 zero = {};
+                for (int64_t h = 0; h < width; h += 8) {
+                    const f32x8 dot = load8(dots + j * width + h);
+                    sum += load8(scale + h) * (dot > zero ? dot : zero);
+                }
+                out[j] = skippy::sum8(sum);
             }
-            for (; h < H; ++h) {
-                add_head(q + h * D, w[h], tile, D, score);
-            }
-            float out[TILE];
-            for (int v = 0; v < VECS; ++v) {
-                store8(out + 8 * v, score[v]);
-            }
-            std::memcpy((float *) dst->data + t * n_kv + first, out, count * sizeof(float));
         }
     }
 }
@@ -224,53 +259,91 @@ void skippy_op_attend_listed(ggml_tensor * dst, int ith, int nth, void * userdat
     const float         scale = *(const float *) userdata;
     const int64_t       W = query->ne[0], H = query->ne[1], T = query->ne[2], V = dst->ne[0];
     const int64_t       k = lists->ne[0], n_kv = cache->ne[1];
-    constexpr int64_t   ROWS = 16;
+    const int64_t       blocks = (H + HEAD_BLOCK - 1) / HEAD_BLOCK, v_width = V / 8 * 8;
 
     const skippy::RowReader reader(cache);
-    float *                 tile  = skippy::scratch<CacheTile>(W * ROWS);
-    float *                 state = skippy::scratch<HeadState>(H * 2);
-    // Heads are divided, not tokens: one token alone must keep all threads busy.
-    const skippy::Share share(H, 1, ith, nth);
-    if (share.begin == share.end) {
-        return;
-    }
-    for (int64_t t = 0; t < T; ++t) {
+    float * columns = skippy::scratch<Columns>(W * HEAD_BLOCK);
+    float * tile    = skippy::scratch<Tile>(TILE_ROWS * W);
+    float * scores  = skippy::scratch<Scores>(TILE_ROWS * HEAD_BLOCK);
+    float * turned  = skippy::scratch<Sums>(TILE_ROWS * HEAD_BLOCK);
+    // A token's heads come in blocks, so that one token alone keeps several threads busy.
+    const skippy::Share share(T * blocks, 1, ith, nth);
+    for (int64_t unit = share.begin; unit < share.end; ++unit) {
+        const int64_t   t = unit / blocks, h0 = unit % blocks * HEAD_BLOCK;
+        const int64_t   heads = std::min(HEAD_BLOCK, H - h0), width = padded8(heads);
         const int32_t * list = (const int32_t *) lists->data + t * k;
-        for (int64_t h = share.begin; h < share.end; ++h) {
-            state[2 * h]     = -std::numeric_limits<float>::infinity();
-            state[2 * h + 1] = 0.0f;
-            std::fill_n((float *) dst->data + (t * H + h) * V, V, 0.0f);
-        }
-        const float * rows[ROWS];
+        float *         out  = (float *) dst->data + (t * H + h0) * V;
+        transpose((const float *) query->data + (t * H + h0) * W, heads, W, columns, width);
+        float max[HEAD_BLOCK], sum[HEAD_BLOCK];
+        std::fill(max, max + HEAD_BLOCK, -std::numeric_limits<float>::infinity());
+        std::fill(sum, sum + HEAD_BLOCK, 0.0f);
+        std::fill(out, out + heads * V, 0.0f);
+
         for (int64_t next = 0; next < k;) {
-            int64_t count = 0;
-            for (; next < k && count < ROWS; ++next) {
+            const float * rows[TILE_ROWS];
+            int64_t       count = 0;
+            for (; next < k && count < TILE_ROWS; ++next) {
                 if (list[next] >= 0 && list[next] < n_kv) {
-                    rows[count] = reader.row(list[next], tile + count * W);
+                    reader.copy(list[next], tile + count * W);
+                    rows[count] = tile + count * W;
                     ++count;
                 }
             }
-            for (int64_t h = share.begin; h < share.end; ++h) {
-                const float * q   = (const float *) query->data + (t * H + h) * W;
-                float *       acc = (float *) dst->data + (t * H + h) * V;
-                float &       max = state[2 * h];
-                float &       sum = state[2 * h + 1];
+            for (int64_t d = 0; d < W; d += DEPTH) {
+                const float * part[TILE_ROWS];
                 for (int64_t r = 0; r < count; ++r) {
-                    const float s    = scale * dot(q, rows[r], W);
-                    const float top  = std::max(max, s);
-                    const float keep = std::exp(max - top);
-                    const float p    = std::exp(s - top);
-                    mix(acc, keep, rows[r], p, V);
-                    sum = sum * keep + p;
-                    max = top;
+                    part[r] = rows[r] + d;
+                }
+                const int64_t depth = std::min(DEPTH, W - d);
+                add_products(part, count, columns + d * width, width, depth, width, scores, width, d == 0);
+            }
+            // Online softmax: sums so far shrink when a larger score appears.
+            for (int64_t h = 0; h < width; h += 8) {
+                const f32x8 old = load8(max + h);
+                f32x8       top = old;
+                for (int64_t r = 0; r < count; ++r) {
+                    const f32x8 s = load8(scores + r * width + h) * splat8(scale);
+                    store8(scores + r * width + h, s);
+                    top = s > top ? s : top;
+                }
+                const f32x8 keep = exp8(old - top);
+                f32x8       all  = load8(sum + h) * keep;
+                for (int64_t r = 0; r < count; ++r) {
+                    const f32x8 p = exp8(load8(scores + r * width + h) - top);
+                    all += p;
+                    for (int64_t lane = 0; lane < 8; ++lane) {
+                        turned[(h + lane) * TILE_ROWS + r] = p[lane];
+                    }
+                }
+                store8(max + h, top);
+                store8(sum + h, all);
+                for (int64_t lane = 0; lane < 8 && h + lane < heads; ++lane) {
+                    if (keep[lane] != 1.0f) {
+                        float * values = out + (h + lane) * V;
+                        for (int64_t i = 0; i < V; ++i) {
+                            values[i] *= keep[lane];
+                        }
+                    }
+                }
+            }
+            // out[h] += p[h][r] * row[r], heads being the rows of the product now.
+            const float * weights[HEAD_BLOCK];
+            for (int64_t h = 0; h < heads; ++h) {
+                weights[h] = turned + h * TILE_ROWS;
+            }
+            add_products(weights, heads, tile, W, count, v_width, out, V, false);
+            for (int64_t h = 0; h < heads; ++h) {
+                for (int64_t i = v_width; i < V; ++i) {
+                    for (int64_t r = 0; r < count; ++r) {
+                        out[h * V + i] += weights[h][r] * tile[r * W + i];
+                    }
                 }
             }
         }
-        for (int64_t h = share.begin; h < share.end; ++h) {
-            float *     acc = (float *) dst->data + (t * H + h) * V;
-            const float inv = state[2 * h + 1] > 0.0f ? 1.0f / state[2 * h + 1] : 0.0f;
+        for (int64_t h = 0; h < heads; ++h) {
+            const float inverse = sum[h] > 0.0f ? 1.0f / sum[h] : 0.0f;
             for (int64_t i = 0; i < V; ++i) {
-                acc[i] *= inv;
+                out[h * V + i] *= inverse;
             }
         }
     }

@@ -34,10 +34,8 @@ impl<'g> Attention<'_, 'g> {
                     let part = self.g.slices(query, plan.work.first + chunk.first, chunk.n);
                     let rows = self.visible(plan, chunk.n_kv);
                     parts.push(match path {
-                        Path::CompactFlash | Path::SparseChunked => self.compact(part, rows, *list),
-                        Path::DirectSparse => {
-                            self.g.attend_listed(part, rows, *list, self.dims.latent, self.dims.score_scale)
-                        }
+                        Path::CompactFlash => self.compact(part, rows, *list),
+                        Path::DirectSparse | Path::SparseChunked => self.listed(part, rows, *list),
                         Path::Dense | Path::Fallback => self.masked(part, rows, *list),
                     });
                 }
@@ -84,6 +82,11 @@ impl<'g> Attention<'_, 'g> {
         let query = g.reshape(query, [d.row(), d.heads, 1, n]);
         let values = g.flash_attention(query, picked, g.prefix(picked, d.latent), None, d.score_scale);
         g.reshape(values, [d.latent, d.heads, n, 1])
+    }
+
+    /// Attends to what the lists name where it lies, a tile at a time.
+    fn listed(&self, query: Tensor<'g>, rows: Tensor<'g>, list: Tensor<'g>) -> Tensor<'g> {
+        self.g.attend_listed(query, rows, list, self.dims.latent, self.dims.score_scale)
     }
 
     /// Flash attention on all rows under a mask of the lists.

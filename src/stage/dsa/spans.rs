@@ -12,11 +12,9 @@ use crate::{
 /// Rows of a pass up to which every row is computed on its own, so that its bits do not depend on its neighbours.
 pub(super) const FEW_ROWS: usize = 16;
 
-/// Bytes of selected rows that one chunk of `sparse-chunked` gathers at most; a row that selects more is a chunk alone.
-const CHUNK_BYTES: i64 = 16 << 20;
-/// The same for `compact-flash`, which favours few large steps.
+/// Bytes of selected rows that one chunk of `compact-flash` gathers at most; a row that selects more is a chunk alone.
 const COMPACT_BYTES: i64 = 64 << 20;
-/// Bytes of scores and mask of one chunk of the other paths.
+/// Bytes of scores of one chunk at most; a row that sees more is a chunk alone.
 const SCORE_BYTES: i64 = 16 << 20;
 /// Rows of a chunk at most: more would not make the indexer's pass over the keys cheaper.
 const CHUNK_ROWS: i64 = 64;
@@ -77,14 +75,12 @@ pub(super) fn chunks(dims: &Dims, work: &SpanWork, few: bool) -> (i64, Vec<(i64,
 }
 
 fn chunk_rows(dims: &Dims, work: &SpanWork) -> i64 {
-    let gathered = dims.top_k * dims.row() * 4;
     let n_kv = work.pos + work.n;
-    let bytes = match work.path {
-        Path::SparseChunked => CHUNK_BYTES / gathered,
-        Path::CompactFlash => COMPACT_BYTES / gathered,
-        Path::Dense | Path::DirectSparse | Path::Fallback => CHUNK_ROWS,
+    let rows = match work.path {
+        Path::CompactFlash => COMPACT_BYTES / (dims.top_k * dims.row() * 4),
+        Path::SparseChunked | Path::Dense | Path::DirectSparse | Path::Fallback => CHUNK_ROWS,
     };
-    bytes.min(SCORE_BYTES / (n_kv * 4)).clamp(1, CHUNK_ROWS)
+    rows.min(SCORE_BYTES / (n_kv * 4)).clamp(1, CHUNK_ROWS)
 }
 
 impl<'g> SpanPlan<'g> {
