@@ -18,9 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What goes wrong in a call of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// [`StageError::KvFull`].
+    /// `StageError::KvFull`.
     KvFull,
-    /// [`StageError::Engine`].
+    /// `StageError::Engine`.
     Engine,
     /// The engine panics.
     Panic,
@@ -28,13 +28,13 @@ pub enum Fault {
     Nan,
     /// One logit is missing.
     ShortOutput,
-    /// [`StageError::Engine`] from the draft head.
+    /// `StageError::Engine` from the draft head.
     Draft,
     /// The first row of the draft head's logits holds a NaN.
     DraftNan,
     /// One logit of the draft head is missing.
     ShortDraft,
-    /// [`StageError::Engine`] when part of a sequence is to be dropped.
+    /// `StageError::Engine` when part of a sequence is to be dropped.
     Truncate,
 }
 
@@ -67,7 +67,7 @@ pub enum Call {
     Truncate(SeqId, u32),
 }
 
-/// A look into a [`FakeEngine`] that a server has taken over.
+/// A look into a [`FakeEngine`](super::FakeEngine) that a server has taken over.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
     inner: Arc<ProbeInner>,
