@@ -34,7 +34,10 @@ impl<'g> Attention<'_, 'g> {
                     let part = self.g.slices(query, plan.work.first + chunk.first, chunk.n);
                     let rows = self.visible(plan, chunk.n_kv);
                     parts.push(match path {
-                        Path::CompactFlash => self.compact(part, rows, *list),
+                        Path::CompactFlash => match chunk.gathered {
+                            Some(gathered) => self.compact(part, rows, *list, gathered),
+                            None => self.listed(part, rows, *list),
+                        },
                         Path::DirectSparse | Path::SparseChunked => self.listed(part, rows, *list),
                         Path::Dense | Path::Fallback => self.masked(part, rows, *list),
                     });
@@ -73,15 +76,11 @@ impl<'g> Attention<'_, 'g> {
         self.g.reshape(values, [self.dims.latent, self.dims.heads, 1, 1])
     }
 
-    /// Gathers what the lists name as f32, then flash attention with the heads of a row as its queries.
-    fn compact(&self, query: Tensor<'g>, rows: Tensor<'g>, list: Tensor<'g>) -> Tensor<'g> {
+    /// Gathers what the lists name as f32, then attends to the gathered rows alone.
+    fn compact(&self, query: Tensor<'g>, rows: Tensor<'g>, list: Tensor<'g>, gathered: Tensor<'g>) -> Tensor<'g> {
         let (g, d) = (self.g, self.dims);
-        let n = query.shape()[2];
-        let flat = g.reshape(list, [d.top_k * n, 1, 1, 1]);
-        let picked = g.reshape(g.get_rows(rows, flat), [d.row(), d.top_k, 1, n]);
-        let query = g.reshape(query, [d.row(), d.heads, 1, n]);
-        let values = g.flash_attention(query, picked, g.prefix(picked, d.latent), None, d.score_scale);
-        g.reshape(values, [d.latent, d.heads, n, 1])
+        let flat = g.reshape(list, [d.top_k * query.shape()[2], 1, 1, 1]);
+        self.listed(query, g.get_rows(rows, flat), gathered)
     }
 
     /// Attends to what the lists name where it lies, a tile at a time.

@@ -45,6 +45,9 @@ pub(super) struct Chunk<'g> {
     pub(super) n_kv: i64,
     /// Rows that each of them sees, `[n]` i32.
     pub(super) visible: Tensor<'g>,
+    /// Where the selected rows lie once they are gathered, `[top_k, n]` i32: one after the other. For
+    /// [`Path::CompactFlash`].
+    pub(super) gathered: Option<Tensor<'g>>,
 }
 
 /// A span with the inputs of its attention, the same for all layers.
@@ -88,7 +91,11 @@ impl<'g> SpanPlan<'g> {
         let (covered, pieces) = chunks(dims, &work, few);
         let chunk = |&(first, n): &(i64, i64)| {
             let visible: Vec<i32> = (0..n).map(|row| (work.pos + first + row + 1) as i32).collect();
-            Chunk { first, n, n_kv: work.pos + first + n, visible: g.input_i32(&visible, [n, 1]) }
+            let gathered = (work.path == Path::CompactFlash).then(|| {
+                let places: Vec<i32> = (0..(n * dims.top_k) as i32).collect();
+                g.input_i32(&places, [dims.top_k, n])
+            });
+            Chunk { first, n, n_kv: work.pos + first + n, visible: g.input_i32(&visible, [n, 1]), gathered }
         };
         let chunks = pieces.iter().map(chunk).collect();
         let causal = (covered > 0 && !few).then(|| {
