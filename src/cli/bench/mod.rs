@@ -4,6 +4,8 @@ mod attention;
 mod client;
 mod decode;
 mod load;
+mod resolver;
+mod speculation;
 pub mod stats;
 
 use clap::Subcommand;
@@ -17,6 +19,10 @@ pub enum BenchCommand {
     Attention(attention::AttentionArgs),
     /// Serving against a hand-written `llama_decode` loop
     Decode(decode::DecodeArgs),
+    /// One decision of the phase resolver
+    Resolver,
+    /// Greedy answers with and without drafts
+    Speculation(speculation::SpeculationArgs),
     /// Loading a package against llama.cpp loading the GGUF it was made from, and the memory each stage takes
     Load(load::LoadArgs),
 }
@@ -31,6 +37,8 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
         BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Decode(args) => decode::run(args),
         BenchCommand::Load(args) => load::run(args),
+        BenchCommand::Resolver => resolver::run(),
+        BenchCommand::Speculation(args) => speculation::run(args),
     }?;
     Ok(ExitCode::SUCCESS)
 }
