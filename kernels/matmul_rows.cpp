@@ -2,44 +2,174 @@
 //
 // ggml computes one column with the dot product of the weight's type and several columns with blocked kernels that round
 // differently. Speculation and batching must not change a greedy answer, so the few rows of decoding lanes and verify
-// windows all take the dot product of the single column; a weight row stays in cache for all of them.
+// windows all go through here: a column is summed in the same order whatever columns stand beside it, and a weight row is
+// read once for all of them.
 
 #include "rows.h"
 #include "skippy_kernels.h"
 
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define SKIPPY_Q8_0_AVX2
+#include <immintrin.h>
+#endif
+
 namespace {
 
 struct Packed;
+struct Quants;
+
+// One matrix and its columns.
+struct Product {
+    const char * weight;
+    size_t       weight_stride;
+    int64_t      K;
+    const char * columns;
+    size_t       column_stride;
+    int64_t      n;
+    char *       out;
+    size_t       out_stride;
+
+    float * at(int64_t column, int64_t row) const { return (float *) (out + column * out_stride) + row; }
+};
+
+// ---- any type: ggml's dot product, column by column -----------------------------------------------------------------
+
+void any_type(const ggml_tensor * weight, const Product & p, int64_t begin, int64_t end) {
+    const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(weight->type);
+    const ggml_type              packed = traits->vec_dot_type;
+    const char *                 columns = p.columns;
+    size_t                       stride  = p.column_stride;
+    if (packed != GGML_TYPE_F32) {
+        const ggml_from_float_t pack = ggml_get_type_traits_cpu(packed)->from_float;
+        stride                       = ggml_row_size(packed, p.K);
+        char * memory                = (char *) skippy::scratch<Packed>((stride * p.n + 3) / sizeof(float));
+        for (int64_t c = 0; c < p.n; ++c) {
+            pack((const float *) (p.columns + c * p.column_stride), memory + c * stride, p.K);
+        }
+        columns = memory;
+    }
+    for (int64_t m = begin; m < end; ++m) {
+        for (int64_t c = 0; c < p.n; ++c) {
+            traits->vec_dot((int) p.K, p.at(c, m), 0, p.weight + m * p.weight_stride, 0, columns + c * stride, 0, 1);
+        }
+    }
+}
+
+// ---- Q8_0 on AVX2: a weight block is unpacked once for up to four columns ---------------------------------------------
+
+#ifdef SKIPPY_Q8_0_AVX2
+
+constexpr int64_t BLOCK = 32;
+
+// A block of 32 weights as ggml stores it.
+struct BlockQ8 {
+    uint16_t scale;
+    int8_t   quants[BLOCK];
+};
+static_assert(sizeof(BlockQ8) == 34, "the layout of a file");
+
+// A column in blocks of 32: quants, and for each block its scale.
+struct Column {
+    const int8_t * quants;
+    const float *  scales;
+};
+
+inline float total(__m256 v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half        = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+
+template <int COLUMNS>
+inline void q8_row(const BlockQ8 * row, int64_t blocks, const Column * columns, float * out) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256        sum[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) {
+        sum[c] = _mm256_setzero_ps();
+    }
+    for (int64_t b = 0; b < blocks; ++b) {
+        const __m256i w     = _mm256_loadu_si256((const __m256i *) row[b].quants);
+        const __m256i size  = _mm256_sign_epi8(w, w);
+        const float   scale = _cvtsh_ss(row[b].scale);
+        for (int c = 0; c < COLUMNS; ++c) {
+            // maddubs wants one side unsigned: |w| times x with the sign of w.
+            const __m256i x     = _mm256_loadu_si256((const __m256i *) (columns[c].quants + b * BLOCK));
+            const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w));
+            const __m256  quads = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+            sum[c]              = _mm256_fmadd_ps(_mm256_set1_ps(scale * columns[c].scales[b]), quads, sum[c]);
+        }
+    }
+    for (int c = 0; c < COLUMNS; ++c) {
+        out[c] = total(sum[c]);
+    }
+}
+
+// Quantises a column as ggml does for this product: blocks of 32 with the largest value at 127. The scale is rounded to
+// f16 like a stored one.
+void quantise(const float * x, int64_t blocks, int8_t * quants, float * scales) {
+    for (int64_t b = 0; b < blocks; ++b) {
+        float largest = 0.0f;
+        for (int64_t i = 0; i < BLOCK; ++i) {
+            largest = std::max(largest, std::fabs(x[b * BLOCK + i]));
+        }
+        const float scale   = largest / 127.0f;
+        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        scales[b]           = _cvtsh_ss(_cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT));
+        for (int64_t i = 0; i < BLOCK; ++i) {
+            quants[b * BLOCK + i] = (int8_t) std::nearbyint(x[b * BLOCK + i] * inverse);
+        }
+    }
+}
+
+void q8_0(const Product & p, int64_t begin, int64_t end) {
+    const int64_t blocks = p.K / BLOCK;
+    float *       memory = skippy::scratch<Quants>(p.n * blocks * (1 + BLOCK / sizeof(float)));
+    int8_t *      quants = (int8_t *) (memory + p.n * blocks);
+    for (int64_t c = 0; c < p.n; ++c) {
+        const float * x = (const float *) (p.columns + c * p.column_stride);
+        quantise(x, blocks, quants + c * p.K, memory + c * blocks);
+    }
+    for (int64_t c = 0; c < p.n; c += 4) {
+        Column columns[4];
+        for (int64_t i = 0; i < std::min<int64_t>(4, p.n - c); ++i) {
+            columns[i] = { quants + (c + i) * p.K, memory + (c + i) * blocks };
+        }
+        for (int64_t m = begin; m < end; ++m) {
+            const BlockQ8 * row = (const BlockQ8 *) (p.weight + m * p.weight_stride);
+            float           out[4];
+            switch (std::min<int64_t>(4, p.n - c)) {
+                case 1: q8_row<1>(row, blocks, columns, out); break;
+                case 2: q8_row<2>(row, blocks, columns, out); break;
+                case 3: q8_row<3>(row, blocks, columns, out); break;
+                default: q8_row<4>(row, blocks, columns, out);
+            }
+            for (int64_t i = 0; i < std::min<int64_t>(4, p.n - c); ++i) {
+                *p.at(c + i, m) = out[i];
+            }
+        }
+    }
+}
+
+#endif
 
 } // namespace
 
 void skippy_op_matmul_rows(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * weight = dst->src[0];
     const ggml_tensor * rows   = dst->src[1];
-    const int64_t       K = weight->ne[0], M = weight->ne[1], n = rows->ne[1], batches = rows->ne[2];
-
-    const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(weight->type);
-    const ggml_type              packed = traits->vec_dot_type;
-    const size_t                 packed_row = ggml_row_size(packed, K);
-    const ggml_from_float_t      pack = packed == GGML_TYPE_F32 ? nullptr : ggml_get_type_traits_cpu(packed)->from_float;
-    char * columns = pack == nullptr ? nullptr : (char *) skippy::scratch<Packed>((packed_row * n + 3) / sizeof(float));
-
-    const skippy::Share share(M, 1, ith, nth);
-    for (int64_t b = 0; b < batches; ++b) {
-        const char * x = (const char *) rows->data + b * rows->nb[2];
-        if (share.begin == share.end) {
+    const skippy::Share share(weight->ne[1], 1, ith, nth);
+    for (int64_t b = 0; b < rows->ne[2] && share.begin < share.end; ++b) {
+        const Product product = {
+            (const char *) weight->data + b * weight->nb[2], weight->nb[1], weight->ne[0],
+            (const char *) rows->data + b * rows->nb[2], rows->nb[1], rows->ne[1],
+            (char *) dst->data + b * dst->nb[2], dst->nb[1],
+        };
+#ifdef SKIPPY_Q8_0_AVX2
+        if (weight->type == GGML_TYPE_Q8_0) {
+            q8_0(product, share.begin, share.end);
             continue;
         }
-        for (int64_t c = 0; pack != nullptr && c < n; ++c) {
-            pack((const float *) (x + c * rows->nb[1]), columns + c * packed_row, K);
-        }
-        const char * w = (const char *) weight->data + b * weight->nb[2];
-        for (int64_t m = share.begin; m < share.end; ++m) {
-            for (int64_t c = 0; c < n; ++c) {
-                float *      out    = (float *) ((char *) dst->data + b * dst->nb[2] + c * dst->nb[1]) + m;
-                const char * column = pack == nullptr ? x + c * rows->nb[1] : columns + c * packed_row;
-                traits->vec_dot((int) K, out, 0, w + m * weight->nb[1], 0, column, 0, 1);
-            }
-        }
+#endif
+        any_type(weight, product, share.begin, share.end);
     }
 }

@@ -7,6 +7,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>

@@ -13,7 +13,8 @@ use std::{
 /// Runs graphs, one at a time, and owns the memory of their intermediate results.
 pub struct Computer {
     backend: NonNull<sys::ggml_backend>,
-    allocator: NonNull<sys::ggml_gallocr>,
+    /// One for each kind of graph, by [`Graph::kind`].
+    allocators: Vec<NonNull<sys::ggml_gallocr>>,
     _pool: Arc<Threadpool>,
 }
 
@@ -30,20 +31,23 @@ impl Computer {
         let backend = unsafe { sys::ggml_backend_cpu_init() };
         let backend = NonNull::new(backend).ok_or(GgmlError::Alloc("a backend"))?;
         // SAFETY: the backend is a CPU backend; the pool outlives it (`_pool` is dropped after `drop`).
-        let allocator = unsafe {
+        unsafe {
             let threads = i32::try_from(pool.n_threads()).unwrap_or(1);
             sys::ggml_backend_cpu_set_n_threads(backend.as_ptr(), threads);
             sys::ggml_backend_cpu_set_threadpool(backend.as_ptr(), pool.as_ptr());
-            sys::ggml_gallocr_new(sys::ggml_backend_cpu_buffer_type())
-        };
-        match NonNull::new(allocator) {
-            Some(allocator) => Ok(Self { backend, allocator, _pool: pool }),
-            None => {
-                // SAFETY: made above, freed once.
-                unsafe { sys::ggml_backend_free(backend.as_ptr()) };
-                Err(GgmlError::Alloc("an allocator"))
-            }
         }
+        Ok(Self { backend, allocators: Vec::new(), _pool: pool })
+    }
+
+    /// The allocator of a kind of graph. ggml lays memory out anew whenever a graph differs from the one before: kinds that
+    /// alternate must not share one.
+    fn allocator(&mut self, kind: usize) -> Result<NonNull<sys::ggml_gallocr>, GgmlError> {
+        while self.allocators.len() <= kind {
+            // SAFETY: takes a static buffer type; an owned allocator or null.
+            let allocator = unsafe { sys::ggml_gallocr_new(sys::ggml_backend_cpu_buffer_type()) };
+            self.allocators.push(NonNull::new(allocator).ok_or(GgmlError::Alloc("an allocator"))?);
+        }
+        Ok(self.allocators[kind])
     }
 
     /// Evaluates `graph`.
@@ -54,9 +58,10 @@ impl Computer {
         if let Some(fault) = graph.fault.borrow().clone() {
             return Err(fault);
         }
+        let allocator = self.allocator(graph.kind)?;
         let (backend, nodes) = (self.backend.as_ptr(), graph.graph.as_ptr());
         // SAFETY: the graph is whole (no fault) and stays borrowed; the allocator places every tensor without data.
-        if !unsafe { sys::ggml_gallocr_alloc_graph(self.allocator.as_ptr(), nodes) } {
+        if !unsafe { sys::ggml_gallocr_alloc_graph(allocator.as_ptr(), nodes) } {
             return Err(GgmlError::Alloc("intermediate results"));
         }
         for (tensor, data) in graph.inputs.borrow().iter() {
@@ -80,10 +85,13 @@ impl Computer {
         Ok(Evaluated { _computer: PhantomData })
     }
 
-    /// Bytes of intermediate results at the largest graph so far.
+    /// Bytes of intermediate results, each kind of graph at its largest so far.
     pub fn buffer_bytes(&self) -> usize {
-        // SAFETY: the allocator has one buffer.
-        unsafe { sys::ggml_gallocr_get_buffer_size(self.allocator.as_ptr(), 0) }
+        // SAFETY: an allocator has one buffer.
+        self.allocators
+            .iter()
+            .map(|allocator| unsafe { sys::ggml_gallocr_get_buffer_size(allocator.as_ptr(), 0) })
+            .sum()
     }
 }
 
@@ -91,7 +99,7 @@ impl Drop for Computer {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once.
         unsafe {
-            sys::ggml_gallocr_free(self.allocator.as_ptr());
+            self.allocators.iter().for_each(|allocator| sys::ggml_gallocr_free(allocator.as_ptr()));
             sys::ggml_backend_free(self.backend.as_ptr());
         }
     }

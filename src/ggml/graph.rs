@@ -35,11 +35,12 @@ impl Arena {
         }
     }
 
-    /// An empty graph.
+    /// An empty graph. Graphs of one `kind` (0 and a few more) share the layout of their intermediate results, which is
+    /// cheap as long as they are alike.
     ///
     /// # Errors
     /// When ggml is out of memory.
-    pub fn graph(&mut self) -> Result<Graph<'_>, GgmlError> {
+    pub fn graph(&mut self, kind: usize) -> Result<Graph<'_>, GgmlError> {
         let mem_size = self.memory.len() * 8;
         let mem_buffer = self.memory.as_mut_ptr().cast();
         let params = sys::ggml_init_params { mem_size, mem_buffer, no_alloc: true };
@@ -51,6 +52,7 @@ impl Arena {
         Ok(Graph {
             context,
             graph,
+            kind,
             ops: Cell::new(0),
             max_ops: self.max_nodes,
             fault: RefCell::new(None),
@@ -110,6 +112,7 @@ impl Tensor<'_> {
 pub struct Graph<'g> {
     context: NonNull<sys::ggml_context>,
     pub(super) graph: NonNull<sys::ggml_cgraph>,
+    pub(super) kind: usize,
     ops: Cell<usize>,
     max_ops: usize,
     pub(super) fault: RefCell<Option<GgmlError>>,

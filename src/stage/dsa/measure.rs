@@ -80,7 +80,7 @@ impl AttentionLayer {
         let mut layer = Self { dims, rows, keys, n_kv, arena: Arena::new(4096), computer, random };
         for first in (0..n_kv).step_by(FILL_ROWS) {
             let n = FILL_ROWS.min(n_kv - first);
-            let g = layer.arena.graph()?;
+            let g = layer.arena.graph(0)?;
             for (leaf, width) in [(&layer.rows, layer.dims.row()), (&layer.keys, layer.dims.indexer_dim)] {
                 let data = layer.random.values(n * width as usize);
                 g.store(g.input_f32(&data, [width, n as i64]), g.rows(g.leaf(leaf), first as i64, n as i64));
@@ -98,9 +98,9 @@ impl AttentionLayer {
         let queries = self.queries(n);
         let few = n <= super::spans::FEW_ROWS;
         let pos = (self.n_kv - n) as i64;
-        let work = SpanWork { base: 0, pos, first: 0, n: n as i64, path, unselected: false };
+        let work = SpanWork { base: 0, room: self.n_kv as i64, pos, first: 0, n: n as i64, path, unselected: false };
         let (lists, select) = {
-            let g = self.arena.graph()?;
+            let g = self.arena.graph(0)?;
             let plan = SpanPlan::new(&g, &self.dims, work, few);
             let pass = Pass { g: &g, dims: &self.dims, pos: g.input_i32(&vec![0; n], [n as i64, 1]), few };
             let [query, weights] = indexer_inputs(&g, &self.dims, &queries, n);
@@ -111,7 +111,7 @@ impl AttentionLayer {
             let took = start.elapsed();
             (lists.iter().map(|list| Ok(done.i32(*list)?.to_vec())).collect::<Result<Vec<_>, GgmlError>>()?, took)
         };
-        let g = self.arena.graph()?;
+        let g = self.arena.graph(0)?;
         let plan = SpanPlan::new(&g, &self.dims, work, few);
         let inputs = lists.iter().map(|list| g.input_i32(list, [self.dims.top_k, list.len() as i64 / self.dims.top_k]));
         let inputs: Vec<_> = inputs.collect();
@@ -129,7 +129,7 @@ impl AttentionLayer {
         let (n_kv, first) = (self.n_kv, self.n_kv - n);
         let causal = |row: usize, kv: usize| kv <= first + row;
         let (lists, select) = {
-            let g = self.arena.graph()?;
+            let g = self.arena.graph(0)?;
             let [query, weights] = indexer_inputs(&g, &self.dims, &queries, n);
             let scores = g.lightning_indexer(query, g.leaf(&self.keys), weights, g.input_mask(causal, n_kv, n));
             let lists = g.top_k(scores, self.dims.top_k);
@@ -139,7 +139,7 @@ impl AttentionLayer {
             let took = start.elapsed();
             (done.i32(lists)?.to_vec(), took)
         };
-        let g = self.arena.graph()?;
+        let g = self.arena.graph(0)?;
         let lists = g.input_i32(&lists, [self.dims.top_k, n as i64]);
         let mask = g.scattered_mask(g.input_mask(causal, n_kv, n), lists);
         let query = g.permute(attention_input(&g, &self.dims, &queries, n), [0, 2, 1, 3]);

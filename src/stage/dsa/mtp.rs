@@ -10,6 +10,7 @@ use super::{
     cache::Cache,
     dims::Dims,
     layer::Pass,
+    run::{DRAFT, FOLLOW},
     spans::{FEW_ROWS, SpanPlan, SpanWork},
     weights::Mtp,
 };
@@ -146,7 +147,7 @@ impl DsaStage {
             let Some(piece) = self.piece(SeqId(seq), None, 0) else { continue };
             self.arena.reserve(OPS);
             let (Some(mtp), Some(drafts)) = (&self.weights.mtp, &mut self.drafts) else { return Ok(()) };
-            let g = self.arena.graph()?;
+            let g = self.arena.graph(FOLLOW)?;
             let few = piece.tokens.len() <= FEW_ROWS;
             let (pass, joined) = join(&g, mtp, &self.dims, &[&piece], few);
             let normed = g.rms_norm(joined, g.leaf(&mtp.layer.attn_norm), self.dims.eps);
@@ -197,7 +198,7 @@ impl DsaStage {
         }
         self.arena.reserve(OPS + 24 * rows.len());
         let (Some(mtp), Some(drafts)) = (&self.weights.mtp, &mut self.drafts) else { return Ok(()) };
-        let (g, dims, cache) = (self.arena.graph()?, &self.dims, &drafts.cache.layers[0]);
+        let (g, dims, cache) = (self.arena.graph(DRAFT)?, &self.dims, &drafts.cache.layers[0]);
         let borrowed: Vec<&Piece> = pieces.iter().collect();
         let (pass, joined) = join(&g, mtp, dims, &borrowed, true);
         let normed = g.rms_norm(joined, g.leaf(&mtp.layer.attn_norm), dims.eps);
@@ -249,6 +250,7 @@ impl DsaStage {
         }
         let work = SpanWork {
             base: drafts.cache.base(seq.0),
+            room: i64::from(self.shape.n_ctx_seq),
             pos: i64::from(follower.rows),
             first,
             n: tokens.len() as i64,

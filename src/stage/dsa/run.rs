@@ -18,6 +18,17 @@ struct Group {
     few: bool,
 }
 
+/// Kinds of graphs (see [`crate::ggml::Arena::graph`]): pieces of prompts.
+const PROMPT: usize = 0;
+/// Followed rows of the draft head, without a guess.
+pub(super) const FOLLOW: usize = 1;
+/// Guesses.
+pub(super) const DRAFT: usize = 2;
+/// Few rows: a kind for each count up to [`MANY_FEW`].
+const FIRST_FEW: usize = 3;
+/// Counts from here on share a kind.
+const MANY_FEW: usize = 4;
+
 /// Operations of a layer besides attention, generously.
 const OPS_PER_LAYER: usize = 96;
 /// Operations of attention and indexer for one chunk, or one row of a few-row pass.
@@ -64,6 +75,7 @@ impl DsaStage {
             let group = &mut groups[at];
             let work = SpanWork {
                 base: self.cache.base(rows[0].seq.0),
+                room: i64::from(self.shape.n_ctx_seq),
                 pos: i64::from(rows[0].pos),
                 first: group.n as i64,
                 n: rows.len() as i64,
@@ -81,7 +93,8 @@ impl DsaStage {
         let layers = self.weights.layers.len() + 1;
         let ops = layers * (OPS_PER_LAYER + pieces * OPS_PER_CHUNK) + pieces + 16;
         self.arena.reserve(ops);
-        let g = self.arena.graph()?;
+        let kind = if group.few { FIRST_FEW + group.n.min(MANY_FEW) } else { PROMPT };
+        let g = self.arena.graph(kind)?;
         let rows = || group.spans.iter().flat_map(|(range, _)| range.clone());
         let pos: Vec<i32> = rows().map(|row| batch.rows[row].pos as i32).collect();
         let n = group.n as i64;

@@ -19,11 +19,16 @@ const SCORE_BYTES: i64 = 16 << 20;
 /// Rows of a chunk at most: more would not make the indexer's pass over the keys cheaper.
 const CHUNK_ROWS: i64 = 64;
 
+/// Scored rows are a multiple of this, where the cache has as many.
+const KV_STEP: i64 = 64;
+
 /// Rows of one sequence in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanWork {
     /// First cache row of the sequence's region.
     pub(super) base: i64,
+    /// Rows of that region.
+    pub(super) room: i64,
     /// Position of the first row.
     pub(super) pos: i64,
     /// Its place in the pass.
@@ -41,7 +46,7 @@ pub(super) struct Chunk<'g> {
     /// First row, from the start of the span.
     pub(super) first: i64,
     pub(super) n: i64,
-    /// Rows that the last of them sees.
+    /// Rows that the last of them sees, or a few more.
     pub(super) n_kv: i64,
     /// Rows that each of them sees, `[n]` i32.
     pub(super) visible: Tensor<'g>,
@@ -91,11 +96,13 @@ impl<'g> SpanPlan<'g> {
         let (covered, pieces) = chunks(dims, &work, few);
         let chunk = |&(first, n): &(i64, i64)| {
             let visible: Vec<i32> = (0..n).map(|row| (work.pos + first + row + 1) as i32).collect();
+            // Rounded up, so that the buffers of a growing sequence seldom change; what is not visible is never selected.
+            let n_kv = ((work.pos + first + n + KV_STEP - 1) / KV_STEP * KV_STEP).min(work.room);
             let gathered = (work.path == Path::CompactFlash).then(|| {
                 let places: Vec<i32> = (0..(n * dims.top_k) as i32).collect();
                 g.input_i32(&places, [dims.top_k, n])
             });
-            Chunk { first, n, n_kv: work.pos + first + n, visible: g.input_i32(&visible, [n, 1]), gathered }
+            Chunk { first, n, n_kv, visible: g.input_i32(&visible, [n, 1]), gathered }
         };
         let chunks = pieces.iter().map(chunk).collect();
         let causal = (covered > 0 && !few).then(|| {
