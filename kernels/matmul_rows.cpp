@@ -80,44 +80,81 @@ inline float total(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-template <int COLUMNS>
-inline void q8_row(const BlockQ8 * row, int64_t blocks, const Column * columns, float * out) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256        sum[COLUMNS];
-    for (int c = 0; c < COLUMNS; ++c) {
-        sum[c] = _mm256_setzero_ps();
-    }
-    for (int64_t b = 0; b < blocks; ++b) {
-        const __m256i w     = _mm256_loadu_si256((const __m256i *) row[b].quants);
-        const __m256i size  = _mm256_sign_epi8(w, w);
-        const float   scale = _cvtsh_ss(row[b].scale);
+// Two weight rows at a time hide the latency of the sums.
+template <int ROWS, int COLUMNS>
+inline void q8_rows(const Product & p, int64_t m, int64_t blocks, const Column * columns, int64_t first) {
+    const __m256i   ones = _mm256_set1_epi16(1);
+    const BlockQ8 * row[ROWS];
+    __m256          sum[ROWS][COLUMNS];
+    for (int r = 0; r < ROWS; ++r) {
+        row[r] = (const BlockQ8 *) (p.weight + (m + r) * p.weight_stride);
         for (int c = 0; c < COLUMNS; ++c) {
-            // maddubs wants one side unsigned: |w| times x with the sign of w.
-            const __m256i x     = _mm256_loadu_si256((const __m256i *) (columns[c].quants + b * BLOCK));
-            const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w));
-            const __m256  quads = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-            sum[c]              = _mm256_fmadd_ps(_mm256_set1_ps(scale * columns[c].scales[b]), quads, sum[c]);
+            sum[r][c] = _mm256_setzero_ps();
         }
     }
-    for (int c = 0; c < COLUMNS; ++c) {
-        out[c] = total(sum[c]);
+    for (int64_t b = 0; b < blocks; ++b) {
+        for (int r = 0; r < ROWS; ++r) {
+            const __m256i w     = _mm256_loadu_si256((const __m256i *) row[r][b].quants);
+            const __m256i size  = _mm256_sign_epi8(w, w);
+            const float   scale = _cvtsh_ss(row[r][b].scale);
+            for (int c = 0; c < COLUMNS; ++c) {
+                // maddubs wants one side unsigned: |w| times x with the sign of w.
+                const __m256i x     = _mm256_loadu_si256((const __m256i *) (columns[c].quants + b * BLOCK));
+                const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w));
+                const __m256  quads = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+                sum[r][c]           = _mm256_fmadd_ps(_mm256_set1_ps(scale * columns[c].scales[b]), quads, sum[r][c]);
+            }
+        }
     }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int c = 0; c < COLUMNS; ++c) {
+            *p.at(first + c, m + r) = total(sum[r][c]);
+        }
+    }
+}
+
+template <int COLUMNS>
+void q8_columns(
+        const Product & p, int64_t begin, int64_t end, int64_t blocks, const Column * columns, int64_t first) {
+    int64_t m = begin;
+    for (; m + 2 <= end; m += 2) {
+        q8_rows<2, COLUMNS>(p, m, blocks, columns, first);
+    }
+    for (; m < end; ++m) {
+        q8_rows<1, COLUMNS>(p, m, blocks, columns, first);
+    }
+}
+
+inline float largest_of(__m256 v) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half        = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 
 // Quantises a column as ggml does for this product: blocks of 32 with the largest value at 127. The scale is rounded to
 // f16 like a stored one.
 void quantise(const float * x, int64_t blocks, int8_t * quants, float * scales) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
     for (int64_t b = 0; b < blocks; ++b) {
-        float largest = 0.0f;
-        for (int64_t i = 0; i < BLOCK; ++i) {
-            largest = std::max(largest, std::fabs(x[b * BLOCK + i]));
+        __m256 v[4];
+        __m256 largest = _mm256_setzero_ps();
+        for (int i = 0; i < 4; ++i) {
+            v[i]    = _mm256_loadu_ps(x + b * BLOCK + 8 * i);
+            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
         }
-        const float scale   = largest / 127.0f;
-        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-        scales[b]           = _cvtsh_ss(_cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT));
-        for (int64_t i = 0; i < BLOCK; ++i) {
-            quants[b * BLOCK + i] = (int8_t) std::nearbyint(x[b * BLOCK + i] * inverse);
+        const float  scale   = largest_of(largest) / 127.0f;
+        const __m256 inverse = _mm256_set1_ps(scale > 0.0f ? 1.0f / scale : 0.0f);
+        scales[b]            = _cvtsh_ss(_cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT));
+        __m256i n[4];
+        for (int i = 0; i < 4; ++i) {
+            n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
         }
+        // The packs work on halves of a register each; the permutation puts groups of four back in order.
+        const __m256i low    = _mm256_packs_epi32(n[0], n[1]);
+        const __m256i high   = _mm256_packs_epi32(n[2], n[3]);
+        const __m256i packed = _mm256_packs_epi16(low, high);
+        const __m256i order  = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_storeu_si256((__m256i *) (quants + b * BLOCK), _mm256_permutevar8x32_epi32(packed, order));
     }
 }
 
@@ -130,22 +167,16 @@ void q8_0(const Product & p, int64_t begin, int64_t end) {
         quantise(x, blocks, quants + c * p.K, memory + c * blocks);
     }
     for (int64_t c = 0; c < p.n; c += 4) {
-        Column columns[4];
-        for (int64_t i = 0; i < std::min<int64_t>(4, p.n - c); ++i) {
+        const int64_t count = std::min<int64_t>(4, p.n - c);
+        Column        columns[4];
+        for (int64_t i = 0; i < count; ++i) {
             columns[i] = { quants + (c + i) * p.K, memory + (c + i) * blocks };
         }
-        for (int64_t m = begin; m < end; ++m) {
-            const BlockQ8 * row = (const BlockQ8 *) (p.weight + m * p.weight_stride);
-            float           out[4];
-            switch (std::min<int64_t>(4, p.n - c)) {
-                case 1: q8_row<1>(row, blocks, columns, out); break;
-                case 2: q8_row<2>(row, blocks, columns, out); break;
-                case 3: q8_row<3>(row, blocks, columns, out); break;
-                default: q8_row<4>(row, blocks, columns, out);
-            }
-            for (int64_t i = 0; i < std::min<int64_t>(4, p.n - c); ++i) {
-                *p.at(c + i, m) = out[i];
-            }
+        switch (count) {
+            case 1: q8_columns<1>(p, begin, end, blocks, columns, c); break;
+            case 2: q8_columns<2>(p, begin, end, blocks, columns, c); break;
+            case 3: q8_columns<3>(p, begin, end, blocks, columns, c); break;
+            default: q8_columns<4>(p, begin, end, blocks, columns, c);
         }
     }
 }
