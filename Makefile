@@ -6,7 +6,11 @@ MODELS     := $(or $(SKIPPY_MODEL_CACHE),$(CURDIR)/.cache/models)
 BIN        := $(TARGET_DIR)/release/skippy-stage
 CARGO_DENY := 0.20.2
 
-# Passed on to `skippy-stage serve`: make serve ARGS="--bind 127.0.0.1:8000 --split 10,20"
+# What `make serve` serves: the model in assets/, or `smollm2` or `gemma3`, which are fetched and packaged first.
+MODEL ?= bundled
+BUNDLED := assets/skippy-kjv-6m
+
+# Passed on to `skippy-stage serve`: make serve ARGS="--bind 127.0.0.1:8000 --split 2,5"
 ARGS ?=
 
 # One profile for everything that includes the engine, so that llama.cpp is compiled once.
@@ -18,9 +22,13 @@ CARGO_FLAGS := --locked --release
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-serve: build ## build, fetch a small model, package it and serve it on 127.0.0.1:9337
-	@scripts/package-model.sh smollm2 >/dev/null
-	@exec $(BIN) serve .cache/packages/smollm2 $(ARGS)
+serve: build ## build, and serve the bundled model on 127.0.0.1:9337; MODEL=smollm2 serves a fetched one
+ifeq ($(MODEL),bundled)
+	@exec $(BIN) serve $(BUNDLED) $(ARGS)
+else
+	@scripts/package-model.sh $(MODEL) >/dev/null
+	@exec $(BIN) serve .cache/packages/$(MODEL) $(ARGS)
+endif
 
 build: setup ## build the release binaries
 	cargo build $(CARGO_FLAGS) --bins
@@ -53,7 +61,10 @@ lint: setup-test ## licences, duplicates and sources of all dependencies; shell 
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
 
-bench: build test-models ## the server and its loading against llama.cpp used the plain way
+bench: build test-models ## against llama.cpp used the plain way: serving, loading, attention; drafts on and off
+	$(BIN) bench speculation $(BUNDLED) --prompts assets/prompts.json
+	$(BIN) bench attention
+	$(BIN) bench resolver
 	@scripts/package-model.sh smollm2 >/dev/null
 	$(BIN) bench decode .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 	$(BIN) bench load .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf --split 10,20
