@@ -72,16 +72,29 @@ fn bytes(data: &[u8]) -> Arc<Bytes> {
     Arc::new(Bytes(map.make_read_only().unwrap()))
 }
 
-/// `values` in rows of `shape[0]`, as `ty`.
+/// `values` in rows of `shape[0]`, as `ty`; for types of three bits and less something random.
 fn leaf(ty: GgmlType, shape: &[u64], values: &[f32]) -> Leaf {
     let (rows, row) = (values.len() as i64 / shape[0] as i64, shape[0] as i64);
     let mut data = vec![0u8; ty.tensor_bytes(shape).unwrap() as usize];
-    // Some types of two bits and less want to be told which columns matter.
-    let importance = vec![1.0f32; row as usize];
+    if ty.name().starts_with("iq") && !ty.name().starts_with("iq4") {
+        // Quantising takes these types seconds. Any bytes are numbers to them, if the scale of each block is one.
+        data.iter_mut().zip(values.iter().cycle()).for_each(|(byte, value)| *byte = (value * 1e4) as i32 as u8);
+        for block in data.chunks_mut(ty.block_bytes() as usize) {
+            match ty {
+                // In pieces: a nibble of each of the last four numbers.
+                GgmlType::IQ1_M => [0, 0, 0xc0, 0x20].iter().zip(0..).for_each(|(high, i)| {
+                    let byte = &mut block[49 + 2 * i];
+                    *byte = *byte & 0xf | high;
+                }),
+                _ => block[..2].copy_from_slice(&half::f16::from_f32(0.0625).to_le_bytes()),
+            }
+        }
+        return Memory::read_only(bytes(&data)).unwrap().leaf(ty, shape, 0).unwrap();
+    }
     // SAFETY: source and destination are as long as ggml expects for these rows.
     let written = unsafe {
         let to = data.as_mut_ptr().cast();
-        sys::ggml_quantize_chunk(type_id(ty), values.as_ptr(), to, 0, rows, row, importance.as_ptr())
+        sys::ggml_quantize_chunk(type_id(ty), values.as_ptr(), to, 0, rows, row, std::ptr::null())
     };
     assert_eq!(written, data.len(), "{ty}");
     Memory::read_only(bytes(&data)).unwrap().leaf(ty, shape, 0).unwrap()
