@@ -71,11 +71,11 @@ fn inputs_of_the_wrong_kind_or_width() {
     let (mut first, mut last) = (whole(&package), load(&package, 4, LAYERS, &options(KvType::F32)).unwrap());
     let rows = dsa::rows(0, 0, 2);
     let hidden = vec![0.25; 2 * 96];
-    let message = |stage: &mut DsaStage, input| {
-        let error = stage.forward(&StageBatch::new(input, &rows)).unwrap_err();
+    fn message(stage: &mut DsaStage, input: StageInput<'_>) -> String {
+        let error = stage.forward(&StageBatch::new(input, &dsa::rows(0, 0, 2))).unwrap_err();
         assert!(matches!(error, StageError::InvalidBatch(_)), "{error}");
         error.to_string()
-    };
+    }
     assert!(
         message(&mut first, StageInput::Hidden(Boundary::new(&hidden))).contains("hidden rows for the first stage")
     );
@@ -216,17 +216,21 @@ fn a_cache_larger_than_the_address_space() {
 fn tensors_that_break_the_contract_are_named_with_their_file() {
     type Edit = fn(&mut Model);
     let cases: [(Edit, &str, &str); 8] = [
-        (|model| model.remove("blk.3.attn_k_b.weight"), "layers/layer-003.gguf", "`blk.3.attn_k_b.weight` is missing"),
-        (|model| model.remove("blk.1.indexer.proj.weight"), "layers/layer-001.gguf", "`blk.1.indexer.proj.weight`"),
-        (|model| model.remove("blk.6.nextn.eh_proj.weight"), "layers/layer-006.gguf", "`blk.6.nextn.eh_proj.weight`"),
+        (
+            |model| model.remove("blk.3.attn_k_b.weight"),
+            "layers/layer-00003.gguf",
+            "`blk.3.attn_k_b.weight` is missing",
+        ),
+        (|model| model.remove("blk.1.indexer.proj.weight"), "layers/layer-00001.gguf", "`blk.1.indexer.proj.weight`"),
+        (|model| model.remove("blk.6.nextn.eh_proj.weight"), "layers/layer-00006.gguf", "`blk.6.nextn.eh_proj.weight`"),
         (
             |model| model.add("blk.2.attn_q_a.scale", &[1], GgmlType::F32),
-            "layers/layer-002.gguf",
+            "layers/layer-00002.gguf",
             "`blk.2.attn_q_a.scale`, which is no part of layer 2",
         ),
         (
             |model| model.add("blk.2.indexer.proj.weight", &[96, 16], GgmlType::F32),
-            "layers/layer-002.gguf",
+            "layers/layer-00002.gguf",
             "layer 2 is shared",
         ),
         (
@@ -234,7 +238,7 @@ fn tensors_that_break_the_contract_are_named_with_their_file() {
                 let tensor = model.ending("blk.4.attn_q_b.weight").remove(0);
                 tensor.spec.shape = vec![320, 128];
             },
-            "layers/layer-004.gguf",
+            "layers/layer-00004.gguf",
             "`blk.4.attn_q_b.weight` has shape [320, 128], expected [128, 320]",
         ),
         (

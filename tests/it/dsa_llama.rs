@@ -12,6 +12,7 @@ use skippy_stage::{
     policy::Path,
     stage::{Purpose, dsa::DsaStage, llama::LlamaStageOptions, local_chain::LocalChain},
 };
+use std::path::Path as FsPath;
 
 /// Largest difference of a logit: float32 in another order of addition.
 const TOLERANCE: f32 = 1e-4;
@@ -78,25 +79,48 @@ fn greedy_answers_are_the_same_tokens() {
     }
 }
 
-/// A context stretched four times beyond 64 trained tokens; then with the keys that converters of trained models write.
-#[test]
-fn yarn() {
-    let edited = |more: &[(&str, f32)]| {
-        let mut model = Model::open(&dsa::fixture("model.gguf"));
-        let mut set = |key: &str, value: Value| model.metadata.set(format!("glm-dsa.rope.scaling.{key}"), value);
-        set("type", Value::from("yarn"));
-        set("factor", Value::F32(4.0));
-        set("original_context_length", Value::U32(64));
-        more.iter().for_each(|(key, value)| set(key, Value::F32(*value)));
-        model.package()
-    };
-    let plain = prefill(&mut dsa::whole(&dsa::package(), None), &fixture_prompts()[2], None);
-    for more in [&[][..], &[("yarn_log_multiplier", 0.1)], &[("yarn_log_multiplier", 0.05), ("attn_factor", 1.25)]] {
-        let package = edited(more);
-        assert_agrees(&package, &fixture_prompts(), &format!("yarn {more:?}"));
-        let scaled = prefill(&mut dsa::whole(&package, None), &fixture_prompts()[2], None);
+/// `model` with its context stretched four times beyond 64 trained tokens.
+fn stretched(path: &FsPath, more: &[(&str, f32)]) -> TestPackage {
+    let mut model = Model::open(path);
+    let arch = model.metadata.arch().unwrap().to_owned();
+    let mut set = |key: &str, value: Value| model.metadata.set(format!("{arch}.rope.scaling.{key}"), value);
+    set("type", Value::from("yarn"));
+    set("factor", Value::F32(4.0));
+    set("original_context_length", Value::U32(64));
+    more.iter().for_each(|(key, value)| set(key, Value::F32(*value)));
+    model.package()
+}
+
+fn assert_yarn_agrees(path: &FsPath, prompts: &[Vec<i32>], keys: &[&[(&str, f32)]]) {
+    let longest = prompts.last().unwrap();
+    let plain = prefill(&mut dsa::whole(&package_of(path), None), longest, None);
+    for more in keys {
+        let package = stretched(path, more);
+        assert_agrees(&package, prompts, &format!("yarn {more:?}"));
+        let scaled = prefill(&mut dsa::whole(&package, None), longest, None);
         assert!(worst(&scaled, &plain) > 0.1, "{more:?} must matter");
     }
+}
+
+/// For this architecture llama.cpp reads no `yarn_*` keys.
+#[test]
+fn yarn() {
+    let keys: [&[(&str, f32)]; 2] = [&[], &[("attn_factor", 1.25)]];
+    assert_yarn_agrees(&dsa::fixture("model.gguf"), &fixture_prompts(), &keys);
+}
+
+fn deepseek32_prompts() -> [Vec<i32>; 3] {
+    [6, 40, 120].map(|n| Bytes::new(n as u64).ids(n, random_model::VOCAB as i32))
+}
+
+#[test]
+fn yarn_with_a_multiplier_of_the_magnitude() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deepseek32.gguf");
+    random_model::write("deepseek32", &path);
+    let keys: [&[(&str, f32)]; 3] =
+        [&[], &[("yarn_log_multiplier", 0.1)], &[("yarn_log_multiplier", 0.07), ("attn_factor", 1.25)]];
+    assert_yarn_agrees(&path, &deepseek32_prompts(), &keys);
 }
 
 /// DeepSeek-V3.2: an indexer on every layer, with half-split rotation. Top-k is 8.
@@ -106,7 +130,7 @@ fn deepseek32() {
     let path = dir.path().join("deepseek32.gguf");
     random_model::write("deepseek32", &path);
     let package = package_of(&path);
-    let prompts = [6, 40, 120].map(|n| Bytes::new(n as u64).ids(n, random_model::VOCAB as i32));
+    let prompts = deepseek32_prompts();
     assert_agrees(&package, &prompts, "deepseek32");
     // Its rotation is another one than that of GLM: the same weights as `glm-dsa` answer differently.
     let mut model = Model::open(&path);

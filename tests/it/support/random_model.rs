@@ -25,9 +25,10 @@ pub(crate) fn write_edited(arch: &str, path: &Path, edit: impl FnOnce(&mut Metad
     let mut model = Model::new(arch);
     match arch {
         "llama" | "qwen2" | "qwen3" | "qwen3moe" => model.grouped_query(),
-        "glm-dsa" => model.sparse(16, &[true, true, false, false, true, false]),
-        // With these cache rows are whole blocks of 32.
-        "deepseek32" => model.sparse(32, &[true; 6]),
+        "glm-dsa" => model.sparse(16, 4, &[true, true, false, false, true, false]),
+        // Cache rows of whole blocks of 32, and so many indexer heads that no row scores 0 in all of them: who breaks such
+        // a tie in another way than we do selects other rows.
+        "deepseek32" => model.sparse(32, 16, &[true; 6]),
         other => panic!("no random model of `{other}`"),
     }
     edit(&mut model.metadata, &mut model.tensors);
@@ -150,12 +151,12 @@ impl Model {
 
     /// Layers that are `full` own an indexer, the others share; layer 6 is the MTP block; 0 and 1 are dense. Sizes differ
     /// on purpose, so that a swapped dimension shows.
-    fn sparse(&mut self, rope: u64, full: &[bool; 6]) {
+    fn sparse(&mut self, rope: u64, indexer_heads: u64, full: &[bool; 6]) {
         const Q_LORA: u64 = 80;
         const KV_LORA: u64 = 32;
         const NOPE: u64 = 48;
         const VALUE: u64 = 40;
-        const INDEXER: (u64, u64) = (4, 64);
+        const INDEXER: u64 = 64;
         for (key, value) in [
             ("attention.head_count_kv", 1),
             ("attention.q_lora_rank", Q_LORA),
@@ -165,8 +166,8 @@ impl Model {
             ("attention.key_length_mla", NOPE + rope),
             ("attention.value_length_mla", VALUE),
             ("rope.dimension_count", rope),
-            ("attention.indexer.head_count", INDEXER.0),
-            ("attention.indexer.key_length", INDEXER.1),
+            ("attention.indexer.head_count", indexer_heads),
+            ("attention.indexer.key_length", INDEXER),
             ("attention.indexer.top_k", 8),
             ("leading_dense_block_count", 2),
             ("expert_count", EXPERTS),
@@ -204,11 +205,11 @@ impl Model {
                 self.block(
                     layer,
                     &[
-                        ("indexer.k_norm.weight", &[INDEXER.1]),
-                        ("indexer.k_norm.bias", &[INDEXER.1]),
-                        ("indexer.proj.weight", &[WIDTH, INDEXER.0]),
-                        ("indexer.attn_k.weight", &[WIDTH, INDEXER.1]),
-                        ("indexer.attn_q_b.weight", &[Q_LORA, INDEXER.0 * INDEXER.1]),
+                        ("indexer.k_norm.weight", &[INDEXER]),
+                        ("indexer.k_norm.bias", &[INDEXER]),
+                        ("indexer.proj.weight", &[WIDTH, indexer_heads]),
+                        ("indexer.attn_k.weight", &[WIDTH, INDEXER]),
+                        ("indexer.attn_q_b.weight", &[Q_LORA, indexer_heads * INDEXER]),
                     ],
                 );
             }
