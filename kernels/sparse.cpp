@@ -289,6 +289,9 @@ void skippy_op_attend_listed(ggml_tensor * dst, int ith, int nth, void * userdat
                     ++count;
                 }
             }
+            if (count == 0) {
+                break; // nothing (more) is named; without any row the values stay 0
+            }
             for (int64_t d = 0; d < W; d += DEPTH) {
                 const float * part[TILE_ROWS];
                 for (int64_t r = 0; r < count; ++r) {

@@ -62,6 +62,7 @@ impl Computer {
         let (backend, nodes) = (self.backend.as_ptr(), graph.graph.as_ptr());
         // SAFETY: the graph is whole (no fault) and stays borrowed; the allocator places every tensor without data.
         if !unsafe { sys::ggml_gallocr_alloc_graph(allocator.as_ptr(), nodes) } {
+            self.free_allocators();
             return Err(GgmlError::Alloc("intermediate results"));
         }
         for (tensor, data) in graph.inputs.borrow().iter() {
@@ -85,6 +86,15 @@ impl Computer {
         Ok(Evaluated { _computer: PhantomData })
     }
 
+    /// After a failure: an allocator has then given up its buffer, and would place the next graph of the same shape in it.
+    /// The others' memory may be what is missing.
+    fn free_allocators(&mut self) {
+        for allocator in self.allocators.drain(..) {
+            // SAFETY: made by `allocator`, freed once; results of earlier evaluations are not borrowed any more.
+            unsafe { sys::ggml_gallocr_free(allocator.as_ptr()) };
+        }
+    }
+
     /// Bytes of intermediate results, each kind of graph at its largest so far.
     pub fn buffer_bytes(&self) -> usize {
         // SAFETY: an allocator has one buffer.
@@ -97,11 +107,9 @@ impl Computer {
 
 impl Drop for Computer {
     fn drop(&mut self) {
+        self.free_allocators();
         // SAFETY: made by `new`, freed once.
-        unsafe {
-            self.allocators.iter().for_each(|allocator| sys::ggml_gallocr_free(allocator.as_ptr()));
-            sys::ggml_backend_free(self.backend.as_ptr());
-        }
+        unsafe { sys::ggml_backend_free(self.backend.as_ptr()) };
     }
 }
 
@@ -134,7 +142,8 @@ impl<'a> Evaluated<'a> {
     unsafe fn slice<T>(&self, tensor: Tensor<'a>, ty: sys::ggml_type) -> Result<&'a [T], GgmlError> {
         // SAFETY: the tensor's context is borrowed for 'a.
         let raw = unsafe { tensor.ptr.as_ref() };
-        if raw.type_ != ty || raw.data.is_null() || !tensor.is_contiguous() {
+        let output = raw.flags & sys::GGML_TENSOR_FLAG_OUTPUT as i32 != 0;
+        if raw.type_ != ty || raw.data.is_null() || !output || !tensor.is_contiguous() {
             return Err(GgmlError::Compute(format!("{} is not a readable output", tensor.describe())));
         }
         // SAFETY: an output keeps its memory until the next evaluation, which `&'a mut Computer` excludes.

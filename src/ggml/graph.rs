@@ -1,6 +1,6 @@
 //! A graph under construction, in memory that is used again for the next one.
 
-use super::{GgmlError, Leaf};
+use super::{GgmlError, Leaf, elements};
 use llama_cpp_sys_2 as sys;
 use std::{
     cell::{Cell, RefCell},
@@ -14,7 +14,7 @@ pub struct Arena {
     max_nodes: usize,
 }
 
-/// Tensors that one operation here makes at most (an argsort with its view, a custom operation).
+/// Tensors that one operation here makes at most, and places of the graph that it and its sources take up.
 const TENSORS_PER_OP: usize = 8;
 
 impl Arena {
@@ -55,6 +55,7 @@ impl Arena {
             kind,
             ops: Cell::new(0),
             max_ops: self.max_nodes,
+            spare: Cell::new(None),
             fault: RefCell::new(None),
             inputs: RefCell::default(),
             scales: RefCell::default(),
@@ -115,6 +116,8 @@ pub struct Graph<'g> {
     pub(super) kind: usize,
     ops: Cell<usize>,
     max_ops: usize,
+    /// What stands in for tensors after a fault.
+    spare: Cell<Option<NonNull<sys::ggml_tensor>>>,
     pub(super) fault: RefCell<Option<GgmlError>>,
     pub(super) inputs: RefCell<Vec<(NonNull<sys::ggml_tensor>, Vec<u8>)>>,
     /// What custom operations read while the graph runs.
@@ -182,12 +185,14 @@ impl<'g> Graph<'g> {
 
     /// Something to go on with after a fault of an operation without sources.
     fn placeholder(&self) -> Tensor<'g> {
-        // SAFETY: the arena leaves room beyond `max_ops` operations: each is counted with two tensors.
-        let ptr = unsafe { sys::ggml_new_tensor_1d(self.ctx(), sys::GGML_TYPE_F32, 1) };
-        match NonNull::new(ptr) {
-            Some(ptr) => Tensor { ptr, _graph: PhantomData },
-            None => unreachable!("ggml answers with a tensor or ends the process"),
-        }
+        let make = || {
+            // SAFETY: the arena has room for one tensor beyond those of all operations.
+            let ptr = unsafe { sys::ggml_new_tensor_1d(self.ctx(), sys::GGML_TYPE_F32, 1) };
+            NonNull::new(ptr).unwrap_or_else(|| unreachable!("ggml answers with a tensor or ends the process"))
+        };
+        let ptr = self.spare.get().unwrap_or_else(make);
+        self.spare.set(Some(ptr));
+        Tensor { ptr, _graph: PhantomData }
     }
 
     /// Token ids, positions or lists that the graph reads: `data` in the given shape.
@@ -209,7 +214,7 @@ impl<'g> Graph<'g> {
     }
 
     fn input(&self, ty: sys::ggml_type, shape: [i64; 2], len: usize, data: Vec<u8>) -> Tensor<'g> {
-        let sound = shape.iter().all(|n| *n > 0) && shape.iter().product::<i64>() == len as i64;
+        let sound = elements(&shape) == Some(len as i64);
         let tensor = self.node("input", sound, &[], |ctx| {
             // SAFETY: a new tensor without data; the allocator gives it some, since it is marked as an input.
             unsafe {
@@ -232,8 +237,11 @@ impl<'g> Graph<'g> {
 
     /// Makes `tensor` part of the evaluation, and readable after it.
     pub fn output(&self, tensor: Tensor<'g>) {
-        // SAFETY: a valid tensor of this graph.
-        unsafe { sys::ggml_set_output(tensor.ptr.as_ptr()) };
+        // After a fault it may be a leaf, whose header is not ours to change.
+        if self.fault.borrow().is_none() {
+            // SAFETY: a valid tensor of this graph.
+            unsafe { sys::ggml_set_output(tensor.ptr.as_ptr()) };
+        }
         self.keep(tensor);
     }
 }

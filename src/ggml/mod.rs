@@ -63,12 +63,32 @@ pub(crate) fn type_id(ty: GgmlType) -> sys::ggml_type {
 
 /// Whether the CPU can multiply a matrix of this type with f32 columns, and read its rows as f32.
 pub fn is_matrix_type(ty: GgmlType) -> bool {
-    // SAFETY: ids of the table are types of the linked ggml; both entries are static.
-    unsafe {
-        let cpu = sys::ggml_get_type_traits_cpu(type_id(ty));
-        let general = sys::ggml_get_type_traits(type_id(ty));
-        let dot = cpu.as_ref().is_some_and(|traits| traits.vec_dot.is_some());
-        let float = ty == GgmlType::F32 || general.as_ref().is_some_and(|traits| traits.to_float.is_some());
-        dot && float
-    }
+    multiplies(type_id(ty)) && reads_as_f32(type_id(ty))
+}
+
+/// Whether the CPU has a dot product of rows of this type. `ty` is a type of the linked ggml.
+fn multiplies(ty: sys::ggml_type) -> bool {
+    // SAFETY: the entry is static.
+    unsafe { sys::ggml_get_type_traits_cpu(ty).as_ref() }.is_some_and(|traits| traits.vec_dot.is_some())
+}
+
+/// Whether rows of this type can be turned into f32. `ty` is a type of the linked ggml.
+fn reads_as_f32(ty: sys::ggml_type) -> bool {
+    // SAFETY: the entry is static.
+    let traits = unsafe { sys::ggml_get_type_traits(ty).as_ref() };
+    ty == sys::GGML_TYPE_F32 || traits.is_some_and(|traits| traits.to_float.is_some())
+}
+
+/// Whether f32 rows can be turned into this type. `ty` is a type of the linked ggml.
+fn written_from_f32(ty: sys::ggml_type) -> bool {
+    // SAFETY: the entry is static.
+    let traits = unsafe { sys::ggml_get_type_traits_cpu(ty).as_ref() };
+    ty == sys::GGML_TYPE_F32 || traits.is_some_and(|traits| traits.from_float.is_some())
+}
+
+/// Elements of a tensor of these sizes, if all are above 0 and the product is a number that ggml can count with.
+fn elements(shape: &[i64]) -> Option<i64> {
+    // Any type has at most 8 bytes an element.
+    const MOST: i64 = i64::MAX >> 4;
+    shape.iter().try_fold(1i64, |n, size| n.checked_mul(*size).filter(|n| *size > 0 && *n <= MOST))
 }

@@ -1,6 +1,6 @@
 //! The operations of ggml that the graphs here use, each with the checks that ggml would abort on.
 
-use super::{Graph, Tensor};
+use super::{Graph, Tensor, elements, multiplies, reads_as_f32, written_from_f32};
 use llama_cpp_sys_2 as sys;
 
 /// Rotary embedding of a model (RoPE; YaRN when `ext_factor` is above 0).
@@ -29,14 +29,22 @@ pub struct Rope {
 const F32: sys::ggml_type = sys::GGML_TYPE_F32;
 const I32: sys::ggml_type = sys::GGML_TYPE_I32;
 
-/// Whether `b` can be repeated to the shape of `a`.
-fn repeats(b: [i64; 4], a: [i64; 4]) -> bool {
-    a.iter().zip(b).all(|(a, b)| a % b == 0)
+/// Whether `b` can be repeated to the shape of `a` and combined with it, element by element.
+fn pairs(a: &Tensor<'_>, b: &Tensor<'_>) -> bool {
+    let repeats = a.shape().iter().zip(b.shape()).all(|(a, b)| a % b == 0);
+    repeats && a.ty() == F32 && b.ty() == F32 && rows_are_dense(a)
 }
 
-fn rows_are_dense(x: &Tensor<'_>) -> bool {
+/// Whether the elements of a row are neighbours.
+pub(super) fn rows_are_dense(x: &Tensor<'_>) -> bool {
     // SAFETY: a plain number.
     x.strides()[0] == unsafe { sys::ggml_type_size(x.ty()) }
+}
+
+/// Whether single elements can be moved: not those of quantised blocks.
+fn is_scalar(x: &Tensor<'_>) -> bool {
+    // SAFETY: a plain number.
+    unsafe { sys::ggml_blck_size(x.ty()) == 1 }
 }
 
 impl<'g> Graph<'g> {
@@ -45,6 +53,7 @@ impl<'g> Graph<'g> {
         let (a, b) = (w.shape(), x.shape());
         let sound = a[0] == b[0] && b[2] % a[2] == 0 && b[3] % a[3] == 0 && x.ty() == F32;
         let sound = sound && w.strides()[0] <= w.strides()[1] && rows_are_dense(&w) && rows_are_dense(&x);
+        let sound = sound && multiplies(w.ty());
         // SAFETY: here and below: sources are alive, and the checks above are those of ggml's own assertions.
         self.node("mul_mat", sound, &[w, x], |c| unsafe { sys::ggml_mul_mat(c, w.ptr.as_ptr(), x.ptr.as_ptr()) })
     }
@@ -54,7 +63,9 @@ impl<'g> Graph<'g> {
     pub fn mul_mat_id(&self, experts: Tensor<'g>, x: Tensor<'g>, ids: Tensor<'g>) -> Tensor<'g> {
         let (e, b, i) = (experts.shape(), x.shape(), ids.shape());
         let sound = e[0] == b[0] && e[3] == 1 && b[3] == 1 && i[2] == 1 && i[3] == 1 && i[1] == b[2];
-        let sound = sound && i[0] % b[1] == 0 && ids.ty() == I32 && x.ty() == F32;
+        let sound = sound && i[0] % b[1] == 0 && ids.ty() == I32 && x.ty() == F32 && multiplies(experts.ty());
+        let sound = sound && experts.strides()[0] <= experts.strides()[1] && rows_are_dense(&experts);
+        let sound = sound && rows_are_dense(&x);
         self.node("mul_mat_id", sound, &[experts, x, ids], |c| {
             // SAFETY: checked.
             unsafe { sys::ggml_mul_mat_id(c, experts.ptr.as_ptr(), x.ptr.as_ptr(), ids.ptr.as_ptr()) }
@@ -65,6 +76,7 @@ impl<'g> Graph<'g> {
     pub fn get_rows(&self, table: Tensor<'g>, ids: Tensor<'g>) -> Tensor<'g> {
         let (a, b) = (table.shape(), ids.shape());
         let sound = a[2] == b[1] && a[3] == b[2] && b[3] == 1 && ids.ty() == I32;
+        let sound = sound && rows_are_dense(&table) && reads_as_f32(table.ty());
         self.node("get_rows", sound, &[table, ids], |c| {
             // SAFETY: checked.
             unsafe { sys::ggml_get_rows(c, table.ptr.as_ptr(), ids.ptr.as_ptr()) }
@@ -73,21 +85,21 @@ impl<'g> Graph<'g> {
 
     /// `a + b`, `b` repeating.
     pub fn add(&self, a: Tensor<'g>, b: Tensor<'g>) -> Tensor<'g> {
-        let sound = repeats(b.shape(), a.shape()) && a.ty() == F32 && b.ty() == F32;
+        let sound = pairs(&a, &b);
         // SAFETY: checked.
         self.node("add", sound, &[a, b], |c| unsafe { sys::ggml_add(c, a.ptr.as_ptr(), b.ptr.as_ptr()) })
     }
 
     /// `a * b`, `b` repeating.
     pub fn mul(&self, a: Tensor<'g>, b: Tensor<'g>) -> Tensor<'g> {
-        let sound = repeats(b.shape(), a.shape()) && a.ty() == F32 && b.ty() == F32;
+        let sound = pairs(&a, &b);
         // SAFETY: checked.
         self.node("mul", sound, &[a, b], |c| unsafe { sys::ggml_mul(c, a.ptr.as_ptr(), b.ptr.as_ptr()) })
     }
 
     /// `a / b`, `b` repeating.
     pub fn div(&self, a: Tensor<'g>, b: Tensor<'g>) -> Tensor<'g> {
-        let sound = repeats(b.shape(), a.shape()) && a.ty() == F32 && b.ty() == F32;
+        let sound = pairs(&a, &b);
         // SAFETY: checked.
         self.node("div", sound, &[a, b], |c| unsafe { sys::ggml_div(c, a.ptr.as_ptr(), b.ptr.as_ptr()) })
     }
@@ -99,10 +111,11 @@ impl<'g> Graph<'g> {
         self.node("scale", sound, &[a], |c| unsafe { sys::ggml_scale(c, a.ptr.as_ptr(), factor) })
     }
 
-    /// Values raised to at least `low`.
+    /// Values raised to at least `low`, in place.
     pub fn at_least(&self, a: Tensor<'g>, low: f32) -> Tensor<'g> {
+        let sound = a.ty() == F32 && a.is_contiguous();
         // SAFETY: checked.
-        self.node("clamp", a.ty() == F32, &[a], |c| unsafe { sys::ggml_clamp(c, a.ptr.as_ptr(), low, f32::INFINITY) })
+        self.node("clamp", sound, &[a], |c| unsafe { sys::ggml_clamp(c, a.ptr.as_ptr(), low, f32::INFINITY) })
     }
 
     /// Root-mean-square norm of each row, times `weight`.
@@ -125,7 +138,7 @@ impl<'g> Graph<'g> {
     pub fn rope(&self, x: Tensor<'g>, pos: Tensor<'g>, rope: &Rope) -> Tensor<'g> {
         let (a, p) = (x.shape(), pos.shape());
         let sound = p[0] == a[2] && p[1] == 1 && pos.ty() == I32 && x.ty() == F32 && rows_are_dense(&x);
-        let sound = sound && rope.n_dims % 2 == 0 && i64::from(rope.n_dims) <= a[0] && a[3] == 1;
+        let sound = sound && rope.n_dims > 0 && rope.n_dims % 2 == 0 && i64::from(rope.n_dims) <= a[0] && a[3] == 1;
         let mode = if rope.half_split { sys::LLAMA_ROPE_TYPE_NEOX } else { 0 };
         self.node("rope", sound, &[x, pos], |c| {
             // SAFETY: checked; no frequency factors.
@@ -166,15 +179,6 @@ impl<'g> Graph<'g> {
         self.node("sigmoid", sound, &[x], |c| unsafe { sys::ggml_sigmoid(c, x.ptr.as_ptr()) })
     }
 
-    /// Indices `[k, n]` i32 of the k largest of each row, the largest first.
-    pub fn argsort_top_k(&self, x: Tensor<'g>, k: i64) -> Tensor<'g> {
-        let sound = x.ty() == F32 && x.is_contiguous() && k > 0 && k <= x.shape()[0];
-        self.node("argsort_top_k", sound, &[x], |c| {
-            // SAFETY: checked.
-            unsafe { sys::ggml_argsort_top_k(c, x.ptr.as_ptr(), k as i32) }
-        })
-    }
-
     /// Sum of each row, `[1, n, ..]`.
     pub fn sum_rows(&self, x: Tensor<'g>) -> Tensor<'g> {
         let sound = x.ty() == F32 && rows_are_dense(&x);
@@ -184,7 +188,7 @@ impl<'g> Graph<'g> {
 
     /// The same data as one of another shape. Unused dimensions are 1.
     pub fn reshape(&self, x: Tensor<'g>, shape: [i64; 4]) -> Tensor<'g> {
-        let sound = x.is_contiguous() && shape.iter().product::<i64>() == x.n_elements();
+        let sound = x.is_contiguous() && elements(&shape) == Some(x.n_elements());
         self.node("reshape", sound, &[x], |c| {
             // SAFETY: checked.
             unsafe { sys::ggml_reshape_4d(c, x.ptr.as_ptr(), shape[0], shape[1], shape[2], shape[3]) }
@@ -193,7 +197,7 @@ impl<'g> Graph<'g> {
 
     /// A window on `x`: `shape`, the strides of dimensions 1 and 2, and where it starts, in bytes.
     pub fn view(&self, x: Tensor<'g>, shape: [i64; 3], strides: [usize; 2], offset: usize) -> Tensor<'g> {
-        let sound = shape.iter().all(|n| *n > 0) && self.view_fits(x, shape, strides, offset);
+        let sound = elements(&shape).is_some() && self.view_fits(x, shape, strides, offset);
         self.node("view", sound, &[x], |c| {
             // SAFETY: checked.
             unsafe {
@@ -216,7 +220,8 @@ impl<'g> Graph<'g> {
                 .checked_add(steps(shape[2], strides[1])?)
         };
         // ggml also wants the dense size of the view to fit.
-        let dense = row.checked_mul((shape[1] * shape[2]) as usize).and_then(|n| n.checked_add(offset));
+        let rows = (shape[1] as usize).checked_mul(shape[2] as usize);
+        let dense = rows.and_then(|n| row.checked_mul(n)).and_then(|n| n.checked_add(offset));
         shape[0] % block == 0 && end().is_some_and(|end| end <= held) && dense.is_some_and(|end| end <= held)
     }
 
@@ -264,7 +269,9 @@ impl<'g> Graph<'g> {
     pub fn permute(&self, x: Tensor<'g>, axes: [i32; 4]) -> Tensor<'g> {
         let mut sorted = axes;
         sorted.sort_unstable();
-        self.node("permute", sorted == [0, 1, 2, 3], &[x], |c| {
+        // Elements of a block cannot go apart.
+        let sound = sorted == [0, 1, 2, 3] && (axes[0] == 0 || is_scalar(&x));
+        self.node("permute", sound, &[x], |c| {
             // SAFETY: checked.
             unsafe { sys::ggml_permute(c, x.ptr.as_ptr(), axes[0], axes[1], axes[2], axes[3]) }
         })
@@ -279,7 +286,8 @@ impl<'g> Graph<'g> {
     /// `a` and `b` side by side in dimension `dim`.
     pub fn concat(&self, a: Tensor<'g>, b: Tensor<'g>, dim: usize) -> Tensor<'g> {
         let pairs = a.shape().into_iter().zip(b.shape()).enumerate();
-        let sound = dim < 4 && a.ty() == b.ty() && pairs.into_iter().all(|(i, (x, y))| i == dim || x == y);
+        let sound =
+            dim < 4 && a.ty() == b.ty() && is_scalar(&a) && pairs.into_iter().all(|(i, (x, y))| i == dim || x == y);
         self.node("concat", sound, &[a, b], |c| {
             // SAFETY: checked.
             unsafe { sys::ggml_concat(c, a.ptr.as_ptr(), b.ptr.as_ptr(), dim as i32) }
@@ -289,8 +297,9 @@ impl<'g> Graph<'g> {
     /// Writes `x` into `to`, converting to its type, and makes that part of the evaluation.
     pub fn store(&self, x: Tensor<'g>, to: Tensor<'g>) {
         let sound = x.shape() == to.shape() && x.ty() == F32 && x.is_contiguous() && to.is_contiguous();
+        let sound = sound && written_from_f32(to.ty());
         let node = self.node("store", sound, &[x, to], |c| {
-            // SAFETY: checked; every cache type has a conversion from f32.
+            // SAFETY: checked.
             unsafe { sys::ggml_cpy(c, x.ptr.as_ptr(), to.ptr.as_ptr()) }
         });
         self.keep(node);
@@ -326,6 +335,7 @@ impl<'g> Graph<'g> {
         let dense = rows_are_dense(&q) && rows_are_dense(&k) && rows_are_dense(&v);
         let sound = a[0] == b[0] && b[1] == d[1] && b[2] == d[2] && a[2] % b[2] == 0 && q.ty() == F32 && dense;
         let sound = sound && a[3] == b[3] && a[3] == d[3] && k.ty() == v.ty();
+        let sound = sound && multiplies(k.ty()) && reads_as_f32(v.ty());
         let masked = mask.is_none_or(|mask| {
             let m = mask.shape();
             mask.ty() == sys::GGML_TYPE_F16 && mask.is_contiguous() && m == [b[1], a[1], 1, 1]

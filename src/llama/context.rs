@@ -99,6 +99,10 @@ impl Context {
         params.n_threads_batch = params.n_threads;
         params.type_k = options.cache_type_k.id();
         params.type_v = options.cache_type_v.id();
+        if (options.cache_type_k, options.cache_type_v) == (KvType::F32, KvType::F32) {
+            // Who pays for an f32 cache wants nothing rounded; llama.cpp's flash attention would turn its rows into f16.
+            params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        }
         params.no_perf = true;
         if let Some(capture) = &mut capture {
             params.cb_eval = Some(capture::on_node);

@@ -7,7 +7,15 @@ mod package_cli;
 mod pin;
 
 #[cfg(feature = "engine")]
+mod dsa_faults;
+#[cfg(feature = "engine")]
+mod dsa_llama;
+#[cfg(feature = "engine")]
+mod dsa_mutations;
+#[cfg(feature = "engine")]
 mod dsa_parity;
+#[cfg(feature = "engine")]
+mod dsa_policy;
 #[cfg(feature = "engine")]
 mod greedy;
 #[cfg(feature = "engine")]

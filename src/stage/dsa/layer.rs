@@ -201,7 +201,9 @@ impl<'a, 'g> Pass<'a, 'g> {
         let n = x.shape()[1];
         let scores = g.sigmoid(self.mm(router, x));
         let biased = bias.map_or(scores, |bias| g.add(scores, bias));
-        let ids = g.argsort_top_k(biased, d.experts_used);
+        // Not ggml's sort: scores that are no numbers, as broken weights give, make it run out of bounds.
+        let all = g.input_i32(&vec![d.experts as i32; n as usize], [n, 1]);
+        let ids = g.select(biased, all, d.experts_used);
         let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
         let mut weights = g.reshape(weights, [d.experts_used, n, 1, 1]);
         if d.expert_norm {
@@ -214,7 +216,7 @@ impl<'a, 'g> Pass<'a, 'g> {
         let up = g.mul_mat_id(g.leaf(&routed.up), x, ids);
         let down = g.mul_mat_id(g.leaf(&routed.down), g.swiglu(gate, up), ids);
         let weighted = g.mul(down, weights);
-        // Added one by one, in the order of the scores: the sum does not depend on the number of rows.
+        // Added one by one, in the order of the experts: the sum does not depend on the number of rows.
         let [_, stride, outer, _] = weighted.strides();
         let one = |i: i64| g.view(weighted, [d.n_embd, n, 1], [outer, outer * n as usize], i as usize * stride);
         let sum = (1..d.experts_used).fold(one(0), |sum, i| g.add(sum, one(i)));

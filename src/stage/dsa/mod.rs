@@ -60,7 +60,6 @@ pub struct DsaStage {
     decisions: Vec<SpanDecision>,
     /// Results of the last pass, in batch order.
     out: Out,
-    failed: bool,
 }
 
 /// What a pass hands on.
@@ -123,7 +122,6 @@ impl DsaStage {
             rows_held,
             decisions: Vec::new(),
             out: Out::default(),
-            failed: false,
         })
     }
 

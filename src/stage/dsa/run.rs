@@ -37,9 +37,6 @@ const OPS_PER_CHUNK: usize = 16;
 impl DsaStage {
     /// Computes the batch and extends the caches.
     pub(super) fn run(&mut self, batch: &StageBatch<'_>) -> Result<(), StageError> {
-        if self.failed {
-            return Err(StageError::Engine("an earlier pass failed".into()));
-        }
         let groups = self.groups(batch);
         let n = batch.rows.len();
         let outputs = output_places(batch.rows);

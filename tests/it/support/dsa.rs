@@ -8,7 +8,7 @@ use skippy_stage::{
     policy::{Path, Resolver},
     stage::{
         Purpose, Row, SeqId, Span, StageBatch, StageEngine, StageInput, StageOutput,
-        dsa::{DraftAttention, DsaStage, DsaStageOptions},
+        dsa::{DraftAttention, DsaStage, DsaStageError, DsaStageOptions},
         local_chain::LocalChain,
     },
 };
@@ -17,7 +17,8 @@ use std::{path::PathBuf, sync::Arc};
 /// Layers of the model, the MTP block counted.
 pub(crate) const LAYERS: u32 = 7;
 
-fn fixture(name: &str) -> PathBuf {
+/// A file of the fixture.
+pub(crate) fn fixture(name: &str) -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/glm52").join(name)
 }
 
@@ -50,10 +51,20 @@ impl Reference {
 
 /// Layers `start..end` with an f32 cache.
 pub(crate) fn range(package: &TestPackage, start: u32, end: u32, drafts: Option<DraftAttention>) -> DsaStage {
+    let options = DsaStageOptions { n_ctx_seq: 256, n_batch: 256, n_seq_max: 4, cache_type: KvType::F32, drafts };
+    load(package, start, end, &options).unwrap()
+}
+
+/// Layers `start..end`, if they can be loaded.
+pub(crate) fn load(
+    package: &TestPackage,
+    start: u32,
+    end: u32,
+    options: &DsaStageOptions,
+) -> Result<DsaStage, DsaStageError> {
     let range = LayerRange::new(start, end).unwrap();
     let files = package.package.load(&package.package.select(range).unwrap(), Verify::SizesOnly).unwrap();
-    let options = DsaStageOptions { n_ctx_seq: 256, n_batch: 256, n_seq_max: 4, cache_type: KvType::F32, drafts };
-    DsaStage::load(files, pool(), Arc::new(Resolver::default()), &options).unwrap()
+    DsaStage::load(files, pool(), Arc::new(Resolver::default()), options)
 }
 
 /// The whole model.

@@ -3,6 +3,8 @@
 #[cfg(feature = "engine")]
 pub(crate) mod dsa;
 #[cfg(feature = "engine")]
+pub(crate) mod editing;
+#[cfg(feature = "engine")]
 pub(crate) mod engine;
 pub(crate) mod random_model;
 

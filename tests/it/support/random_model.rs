@@ -25,7 +25,10 @@ pub(crate) fn write_edited(arch: &str, path: &Path, edit: impl FnOnce(&mut Metad
     let mut model = Model::new(arch);
     match arch {
         "llama" | "qwen2" | "qwen3" | "qwen3moe" => model.grouped_query(),
-        "glm-dsa" => model.glm_dsa(),
+        "glm-dsa" => model.sparse(16, 4, &[true, true, false, false, true, false]),
+        // Cache rows of whole blocks of 32, and so many indexer heads that no row scores 0 in all of them: who breaks such
+        // a tie in another way than we do selects other rows.
+        "deepseek32" => model.sparse(32, 16, &[true; 6]),
         other => panic!("no random model of `{other}`"),
     }
     edit(&mut model.metadata, &mut model.tensors);
@@ -146,27 +149,25 @@ impl Model {
         );
     }
 
-    /// Layers 0, 1 and 4 own an indexer, 2, 3 and 5 share; layer 6 is the MTP block; 0 and 1 are dense. Sizes differ on
-    /// purpose, so that a swapped dimension shows.
-    fn glm_dsa(&mut self) {
+    /// Layers that are `full` own an indexer, the others share; layer 6 is the MTP block; 0 and 1 are dense. Sizes differ
+    /// on purpose, so that a swapped dimension shows.
+    fn sparse(&mut self, rope: u64, indexer_heads: u64, full: &[bool; 6]) {
         const Q_LORA: u64 = 80;
         const KV_LORA: u64 = 32;
-        const ROPE: u64 = 16;
         const NOPE: u64 = 48;
         const VALUE: u64 = 40;
-        const INDEXER: (u64, u64) = (4, 64);
-        let full = [true, true, false, false, true, false];
+        const INDEXER: u64 = 64;
         for (key, value) in [
             ("attention.head_count_kv", 1),
             ("attention.q_lora_rank", Q_LORA),
             ("attention.kv_lora_rank", KV_LORA),
-            ("attention.key_length", KV_LORA + ROPE),
+            ("attention.key_length", KV_LORA + rope),
             ("attention.value_length", KV_LORA),
-            ("attention.key_length_mla", NOPE + ROPE),
+            ("attention.key_length_mla", NOPE + rope),
             ("attention.value_length_mla", VALUE),
-            ("rope.dimension_count", ROPE),
-            ("attention.indexer.head_count", INDEXER.0),
-            ("attention.indexer.key_length", INDEXER.1),
+            ("rope.dimension_count", rope),
+            ("attention.indexer.head_count", indexer_heads),
+            ("attention.indexer.key_length", INDEXER),
             ("attention.indexer.top_k", 8),
             ("leading_dense_block_count", 2),
             ("expert_count", EXPERTS),
@@ -178,8 +179,12 @@ impl Model {
             self.set(key, value);
         }
         self.float("expert_weights_scale", 2.5);
-        self.metadata.set("glm-dsa.expert_weights_norm", Value::Bool(true));
-        self.metadata.set("glm-dsa.attention.indexer.types", Value::Array(Array::Bool(full.to_vec())));
+        self.set("expert_gating_func", 2);
+        self.metadata.set(format!("{}.expert_weights_norm", self.arch), Value::Bool(true));
+        if full.contains(&false) {
+            let types = Value::Array(Array::Bool(full.to_vec()));
+            self.metadata.set(format!("{}.attention.indexer.types", self.arch), types);
+        }
         for layer in 0..LAYERS {
             self.block(
                 layer,
@@ -187,8 +192,8 @@ impl Model {
                     ("attn_norm.weight", &[WIDTH]),
                     ("attn_q_a.weight", &[WIDTH, Q_LORA]),
                     ("attn_q_a_norm.weight", &[Q_LORA]),
-                    ("attn_q_b.weight", &[Q_LORA, HEADS * (NOPE + ROPE)]),
-                    ("attn_kv_a_mqa.weight", &[WIDTH, KV_LORA + ROPE]),
+                    ("attn_q_b.weight", &[Q_LORA, HEADS * (NOPE + rope)]),
+                    ("attn_kv_a_mqa.weight", &[WIDTH, KV_LORA + rope]),
                     ("attn_kv_a_norm.weight", &[KV_LORA]),
                     ("attn_k_b.weight", &[NOPE, KV_LORA, HEADS]),
                     ("attn_v_b.weight", &[KV_LORA, VALUE, HEADS]),
@@ -200,11 +205,11 @@ impl Model {
                 self.block(
                     layer,
                     &[
-                        ("indexer.k_norm.weight", &[INDEXER.1]),
-                        ("indexer.k_norm.bias", &[INDEXER.1]),
-                        ("indexer.proj.weight", &[WIDTH, INDEXER.0]),
-                        ("indexer.attn_k.weight", &[WIDTH, INDEXER.1]),
-                        ("indexer.attn_q_b.weight", &[Q_LORA, INDEXER.0 * INDEXER.1]),
+                        ("indexer.k_norm.weight", &[INDEXER]),
+                        ("indexer.k_norm.bias", &[INDEXER]),
+                        ("indexer.proj.weight", &[WIDTH, indexer_heads]),
+                        ("indexer.attn_k.weight", &[WIDTH, INDEXER]),
+                        ("indexer.attn_q_b.weight", &[Q_LORA, indexer_heads * INDEXER]),
                     ],
                 );
             }

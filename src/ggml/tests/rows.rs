@@ -1,0 +1,78 @@
+//! `mul_mat_rows` has, column by column, the bits of ggml's product with that column alone.
+
+use super::*;
+
+const K: u64 = 512;
+const M: u64 = 7;
+const BATCHES: u64 = 3;
+
+/// Columns `[K, n, BATCHES]` as the heads of queries lie: the batches of a column are neighbours.
+fn columns<'g>(g: &Graph<'g>, data: &[f32], k: i64, n: i64) -> Tensor<'g> {
+    let x = g.input_f32(data, [k, n * BATCHES as i64]);
+    g.permute(g.reshape(x, [k, BATCHES as i64, n, 1]), [0, 2, 1, 3])
+}
+
+fn check(ty: GgmlType, k: u64) {
+    let weight = leaf(ty, &[k, M, BATCHES], &random(u64::from(ty.id()), (k * M * BATCHES) as usize));
+    let leaves = [weight];
+    let data = random(7, (k * 9 * BATCHES) as usize);
+    let column = (k * BATCHES) as usize;
+    let single: Vec<Vec<f32>> = data
+        .chunks(column)
+        .map(|data| f32s(1, &leaves, |g, w| g.mul_mat(g.leaf(&w[0]), columns(g, data, k as i64, 1))).unwrap())
+        .collect();
+    for n in 1..=9usize {
+        let threads: &[u32] = if n == 5 { &[1, 2, 3] } else { &[1] };
+        for threads in threads.iter().copied() {
+            let x = &data[..n * column];
+            let got = f32s(threads, &leaves, |g, w| g.mul_mat_rows(g.leaf(&w[0]), columns(g, x, k as i64, n as i64)))
+                .unwrap();
+            for (batch, got) in got.chunks(M as usize * n).enumerate() {
+                for (got, single) in got.chunks(M as usize).zip(&single) {
+                    let expected = &single[batch * M as usize..][..M as usize];
+                    assert!(expected.iter().all(|value| value.is_finite()), "{ty}");
+                    assert_eq!(bits(got), bits(expected), "{ty}, {n} columns, {threads} threads, batch {batch}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_matrix_type() {
+    let types: Vec<GgmlType> = GgmlType::all().filter(|ty| is_matrix_type(*ty)).collect();
+    for must in ["f32", "f16", "bf16", "q8_0", "q4_0", "q2_K", "q3_K", "q4_K", "q6_K", "iq2_xxs", "mxfp4"] {
+        assert!(types.iter().any(|ty| ty.name() == must), "{must}");
+    }
+    for ty in types {
+        check(ty, K);
+    }
+}
+
+/// Widths of one block, and of no whole vector.
+#[test]
+fn odd_widths() {
+    for (ty, widths) in [
+        (GgmlType::F32, &[1, 3, 31, 40, 100][..]),
+        (GgmlType::F16, &[1, 3, 31, 40, 100]),
+        (GgmlType::BF16, &[1, 3, 31, 40, 100]),
+        (GgmlType::Q8_0, &[32, 96]),
+        (GgmlType::Q4_0, &[32, 96]),
+        (GgmlType::Q4_K, &[256]),
+    ] {
+        for width in widths {
+            check(ty, *width);
+        }
+    }
+}
+
+/// A product of one column, in double precision.
+#[test]
+fn values_are_those_of_the_matrix() {
+    let (values, x) = (random(1, 100 * 6), random(2, 100 * 4));
+    let weight = leaf(GgmlType::F32, &[100, 6], &values);
+    let got = f32s(2, &[weight], |g, w| g.mul_mat_rows(g.leaf(&w[0]), g.input_f32(&x, [100, 4]))).unwrap();
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let expected = x.chunks(100).flat_map(|column| values.chunks(100).map(move |row| dot(row, column)));
+    assert!(got.iter().zip(expected).all(|(got, expected)| (f64::from(*got) - expected).abs() < 1e-4));
+}
