@@ -74,13 +74,16 @@ struct Column {
     const float *  scales;
 };
 
-inline float total(__m256 v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half        = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+// The sums of four vectors, each in the order that ggml has: halves, then pairs.
+inline __m128 totals(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const auto half = [](__m256 v) { return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); };
+    const __m128 ha = half(a), hb = half(b), hc = half(c), hd = half(d);
+    const __m128 ab = _mm_add_ps(_mm_movelh_ps(ha, hb), _mm_movehl_ps(hb, ha));
+    const __m128 cd = _mm_add_ps(_mm_movelh_ps(hc, hd), _mm_movehl_ps(hd, hc));
+    return _mm_hadd_ps(ab, cd);
 }
 
-// Two weight rows at a time hide the latency of the sums.
+// Several rows at a time hide the latency of the sums and share their last step.
 template <int ROWS, int COLUMNS>
 inline void q8_rows(const Product & p, int64_t m, int64_t blocks, const Column * columns, int64_t first) {
     const __m256i   ones = _mm256_set1_epi16(1);
@@ -106,19 +109,21 @@ inline void q8_rows(const Product & p, int64_t m, int64_t blocks, const Column *
             }
         }
     }
-    for (int r = 0; r < ROWS; ++r) {
-        for (int c = 0; c < COLUMNS; ++c) {
-            *p.at(first + c, m + r) = total(sum[r][c]);
-        }
+    const auto part = [&](int i) { return i < ROWS * COLUMNS ? sum[i / COLUMNS][i % COLUMNS] : _mm256_setzero_ps(); };
+    float out[4];
+    _mm_storeu_ps(out, totals(part(0), part(1), part(2), part(3)));
+    for (int i = 0; i < ROWS * COLUMNS; ++i) {
+        *p.at(first + i % COLUMNS, m + i / COLUMNS) = out[i];
     }
 }
 
-template <int COLUMNS>
+template <int ROWS, int COLUMNS>
 void q8_columns(
         const Product & p, int64_t begin, int64_t end, int64_t blocks, const Column * columns, int64_t first) {
+    static_assert(ROWS * COLUMNS <= 4, "one vector of sums");
     int64_t m = begin;
-    for (; m + 2 <= end; m += 2) {
-        q8_rows<2, COLUMNS>(p, m, blocks, columns, first);
+    for (; m + ROWS <= end; m += ROWS) {
+        q8_rows<ROWS, COLUMNS>(p, m, blocks, columns, first);
     }
     for (; m < end; ++m) {
         q8_rows<1, COLUMNS>(p, m, blocks, columns, first);
@@ -142,8 +147,9 @@ void quantise(const float * x, int64_t blocks, int8_t * quants, float * scales) 
             v[i]    = _mm256_loadu_ps(x + b * BLOCK + 8 * i);
             largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
         }
-        const float  scale   = largest_of(largest) / 127.0f;
-        const __m256 inverse = _mm256_set1_ps(scale > 0.0f ? 1.0f / scale : 0.0f);
+        const float  top     = largest_of(largest);
+        const float  scale   = top / 127.0f;
+        const __m256 inverse = _mm256_set1_ps(top != 0.0f ? 127.0f / top : 0.0f);
         scales[b]            = _cvtsh_ss(_cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT));
         __m256i n[4];
         for (int i = 0; i < 4; ++i) {
@@ -173,10 +179,10 @@ void q8_0(const Product & p, int64_t begin, int64_t end) {
             columns[i] = { quants + (c + i) * p.K, memory + (c + i) * blocks };
         }
         switch (count) {
-            case 1: q8_columns<1>(p, begin, end, blocks, columns, c); break;
-            case 2: q8_columns<2>(p, begin, end, blocks, columns, c); break;
-            case 3: q8_columns<3>(p, begin, end, blocks, columns, c); break;
-            default: q8_columns<4>(p, begin, end, blocks, columns, c);
+            case 1: q8_columns<4, 1>(p, begin, end, blocks, columns, c); break;
+            case 2: q8_columns<2, 2>(p, begin, end, blocks, columns, c); break;
+            case 3: q8_columns<1, 3>(p, begin, end, blocks, columns, c); break;
+            default: q8_columns<1, 4>(p, begin, end, blocks, columns, c);
         }
     }
 }

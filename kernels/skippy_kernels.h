@@ -91,7 +91,7 @@ FILE * skippy_segments_open(const struct skippy_segment * segments, size_t n_seg
 // ggml_backend_graph_compute with exceptions caught. Returns the status or SKIPPY_EXCEPTION.
 int32_t skippy_graph_compute(ggml_backend_t backend, struct ggml_cgraph * graph, char * err, size_t err_len);
 
-// dst f32 [M, n, B] = weight [K, M, B] x rows f32 [K, n, B]. A column has the same bits whatever columns stand beside it;
+// dst f32 [M, n, B] = weight [K, M, B] x rows f32 [K, n, B]. A column has the bits that ggml's product gives for it alone;
 // the weight is read once for all n.
 // src: weight (any type with a dot product), rows (elements of a row contiguous). userdata: unused.
 void skippy_op_matmul_rows(struct ggml_tensor * dst, int ith, int nth, void * userdata);

@@ -22,7 +22,7 @@ fn f32s(
     build: impl for<'g> FnOnce(&Graph<'g>, &'g [Leaf]) -> Tensor<'g>,
 ) -> Result<Vec<f32>, GgmlError> {
     let mut arena = Arena::new(64);
-    let g = arena.graph().unwrap();
+    let g = arena.graph(0).unwrap();
     let tensor = build(&g, leaves);
     g.output(tensor);
     computer(threads).run(&g)?.f32(tensor).map(<[f32]>::to_vec)
@@ -35,7 +35,7 @@ fn i32s(
     build: impl for<'g> FnOnce(&Graph<'g>, &'g [Leaf]) -> Tensor<'g>,
 ) -> Result<Vec<i32>, GgmlError> {
     let mut arena = Arena::new(64);
-    let g = arena.graph().unwrap();
+    let g = arena.graph(0).unwrap();
     let tensor = build(&g, leaves);
     g.output(tensor);
     computer(threads).run(&g)?.i32(tensor).map(<[i32]>::to_vec)
@@ -111,7 +111,7 @@ fn rounded(ty: GgmlType, row: u64, values: &[f32]) -> Vec<f32> {
 #[test]
 fn an_intermediate_result_cannot_be_read() {
     let mut arena = Arena::new(8);
-    let g = arena.graph().unwrap();
+    let g = arena.graph(0).unwrap();
     let x = g.input_f32(&[1.0, 2.0], [2, 1]);
     let (middle, sum) = (g.sigmoid(x), g.sum_rows(x));
     g.keep(middle);

@@ -34,7 +34,7 @@ fn leaves() -> Vec<Leaf> {
 fn run(make: impl for<'g> FnOnce(&Graph<'g>, &Kit<'g>) -> Tensor<'g>) -> Result<(), GgmlError> {
     let mut arena = Arena::new(64);
     let leaves = leaves();
-    let g = arena.graph().unwrap();
+    let g = arena.graph(0).unwrap();
     let kit = Kit {
         x: g.input_f32(&random(1, 32), [8, 4]),
         ids: g.input_i32(&[0, 1, 0, 1], [4, 1]),
@@ -285,7 +285,7 @@ fn the_first_fault_is_kept() {
 fn a_graph_of_too_many_nodes() {
     for room in [0, 1, 3, 50] {
         let mut arena = Arena::new(room);
-        let g = arena.graph().unwrap();
+        let g = arena.graph(0).unwrap();
         let mut x = g.input_f32(&[1.0], [1, 1]);
         for _ in 1..room {
             x = g.scale(x, 2.0);
@@ -304,7 +304,7 @@ fn a_graph_of_too_many_nodes() {
     let leaves: Vec<Leaf> = [8, 8].map(|n| leaf(GgmlType::F32, &[8, n], &vec![0.0; 8 * n as usize])).into();
     let lists = Memory::zeroed(64).unwrap().leaf(GgmlType::I32, &[2, 1], 0).unwrap();
     let query = leaf(GgmlType::F32, &[8, 1], &[0.0; 8]);
-    let g = arena.graph().unwrap();
+    let g = arena.graph(0).unwrap();
     let out = g.attend_listed(g.leaf(&query), g.leaf(&leaves[0]), g.leaf(&lists), 8, 1.0);
     g.output(out);
     assert!(computer(2).run(&g).is_ok());
@@ -316,13 +316,13 @@ fn out_of_memory_is_an_error_and_no_more() {
     let mut computer = computer(1);
     for _ in 0..3 {
         let mut arena = Arena::new(4);
-        let g = arena.graph().unwrap();
+        let g = arena.graph(0).unwrap();
         let mask = g.list_mask(g.input_i32(&[0], [1, 1]), 1 << 50);
         g.output(mask);
         assert_eq!(computer.run(&g).err(), Some(GgmlError::Alloc("intermediate results")));
     }
     let mut arena = Arena::new(4);
-    let g = arena.graph().unwrap();
+    let g = arena.graph(0).unwrap();
     let sum = g.sum_rows(g.input_f32(&[1.0, 2.0], [2, 1]));
     g.output(sum);
     assert_eq!(computer.run(&g).unwrap().f32(sum).unwrap(), [3.0]);

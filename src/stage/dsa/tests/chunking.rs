@@ -18,7 +18,7 @@ fn pieces_cover_every_row_once_and_start_where_selection_starts() {
         for few in [false, true] {
             for pos in [0i64, 1, 15, 16, 17, 200] {
                 for n in [1i64, 15, 16, 17, 100, 1000] {
-                    let work = SpanWork { base: 512, pos, first: 0, n, path: *path, unselected: false };
+                    let work = SpanWork { base: 512, room: 1 << 21, pos, first: 0, n, path: *path, unselected: false };
                     let (covered, pieces) = chunks(&dims, &work, few);
                     assert_eq!(covered, (16 - pos).clamp(0, n), "{work:?}");
                     let mut next = covered;
@@ -40,7 +40,7 @@ fn pieces_cover_every_row_once_and_start_where_selection_starts() {
 fn long_contexts_make_small_chunks() {
     let dims = Dims { top_k: 2048, latent: 512, rope: 64, ..dims() };
     for path in Path::ALL {
-        let work = SpanWork { base: 0, pos: 1 << 20, first: 0, n: 512, path: *path, unselected: false };
+        let work = SpanWork { base: 0, room: 1 << 21, pos: 1 << 20, first: 0, n: 512, path: *path, unselected: false };
         let (_, pieces) = chunks(&dims, &work, false);
         let most = pieces.iter().map(|(_, n)| *n).max().unwrap();
         assert!((1..=64).contains(&most), "{}: {most}", path.label());
