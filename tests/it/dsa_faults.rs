@@ -362,3 +362,48 @@ fn hidden_rows_that_are_no_numbers() {
         assert!(stage.draft(&[DraftRow { seq: SeqId(0), token: 7 }]).is_ok());
     }
 }
+
+/// They stay in the cache behind the end of the sequence that takes the place, which must not see them.
+#[test]
+fn rows_that_are_no_numbers_leave_no_trace() {
+    let package = dsa::package();
+    let (rows, tokens) = (dsa::rows(0, 0, 200), Bytes::new(6).ids(130, 512));
+    let hidden: Vec<f32> = Bytes::new(7).ids(130 * 96, 2000).iter().map(|x| *x as f32 / 1000.0 - 1.0).collect();
+    let answers = |stage: &mut DsaStage, path: Path| {
+        let mut all = Vec::new();
+        // A prompt, a window and single rows.
+        for (pos, n, purpose) in [
+            (0, 100, Purpose::Prefill { prompt: 100 }),
+            (100, 3, Purpose::Verify),
+            (103, 1, Purpose::Decode),
+            (104, 26, Purpose::Prefill { prompt: 26 }),
+        ] {
+            let spans = [Span { seq: SeqId(0), purpose, path: Some(path), drafts: true }];
+            let input = StageInput::Hidden(Boundary::new(&hidden[pos * 96..][..n * 96]));
+            let tokens = Some(&tokens[pos..][..n]);
+            let batch = StageBatch { tokens, spans: &spans, ..StageBatch::new(input, &rows[pos..][..n]) };
+            match stage.forward(&batch).unwrap() {
+                StageOutput::Logits(logits) => all.extend_from_slice(logits),
+                StageOutput::Hidden(_) => panic!("no logits"),
+            }
+            all.extend_from_slice(stage.draft(&[DraftRow { seq: SeqId(0), token: 7 }]).unwrap());
+        }
+        all
+    };
+    let options = |cache_type| DsaStageOptions { n_ctx_seq: 256, n_batch: 200, ..options(cache_type) };
+    for path in Path::ALL {
+        for cache_type in [KvType::F32, KvType::F16] {
+            let mut fresh = load(&package, 4, LAYERS, &options(cache_type)).unwrap();
+            let expected = answers(&mut fresh, *path);
+            assert!(expected.iter().all(|logit| logit.is_finite()));
+            let mut stage = load(&package, 4, LAYERS, &options(cache_type)).unwrap();
+            let noise = vec![f32::NAN; 200 * 96];
+            let spans = [Span { seq: SeqId(0), purpose: Purpose::Prefill { prompt: 200 }, path: None, drafts: true }];
+            let input = StageInput::Hidden(Boundary::new(&noise));
+            let batch = StageBatch { tokens: Some(&[1; 200]), spans: &spans, ..StageBatch::new(input, &rows) };
+            stage.forward(&batch).unwrap();
+            stage.truncate(SeqId(0), 0).unwrap();
+            assert_eq!(answers(&mut stage, *path), expected, "{}", path.label());
+        }
+    }
+}

@@ -96,8 +96,11 @@ impl<'g> SpanPlan<'g> {
         let (covered, pieces) = chunks(dims, &work, few);
         let chunk = |&(first, n): &(i64, i64)| {
             let visible: Vec<i32> = (0..n).map(|row| (work.pos + first + row + 1) as i32).collect();
-            // Rounded up, so that the buffers of a growing sequence seldom change; what is not visible is never selected.
-            let n_kv = ((work.pos + first + n + KV_STEP - 1) / KV_STEP * KV_STEP).min(work.room);
+            // Rounded up where one row comes after the other, so that the buffers of a growing sequence seldom change; what
+            // is not visible is never selected. Not for many rows: with those, flash attention multiplies hidden rows by
+            // 0, which does not take away what is no number.
+            let end = work.pos + first + n;
+            let n_kv = if few { ((end + KV_STEP - 1) / KV_STEP * KV_STEP).min(work.room) } else { end };
             let gathered = (work.path == Path::CompactFlash).then(|| {
                 let places: Vec<i32> = (0..(n * dims.top_k) as i32).collect();
                 g.input_i32(&places, [dims.top_k, n])
