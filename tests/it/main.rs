@@ -13,6 +13,8 @@ mod dsa_llama;
 #[cfg(feature = "engine")]
 mod dsa_mutations;
 #[cfg(feature = "engine")]
+mod dsa_noise;
+#[cfg(feature = "engine")]
 mod dsa_parity;
 #[cfg(feature = "engine")]
 mod dsa_policy;
