@@ -3,6 +3,7 @@
 use super::*;
 
 const K: u64 = 512;
+/// Odd, since kernels take rows in pairs.
 const M: u64 = 7;
 const BATCHES: u64 = 3;
 
@@ -13,23 +14,29 @@ fn columns<'g>(g: &Graph<'g>, data: &[f32], k: i64, n: i64) -> Tensor<'g> {
 }
 
 fn check(ty: GgmlType, k: u64) {
-    let weight = leaf(ty, &[k, M, BATCHES], &random(u64::from(ty.id()), (k * M * BATCHES) as usize));
+    check_counts(ty, k, M, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+}
+
+/// Products of `m` rows of length `k` with so many columns.
+fn check_counts(ty: GgmlType, k: u64, m: u64, counts: &[usize]) {
+    let weight = leaf(ty, &[k, m, BATCHES], &random(u64::from(ty.id()), (k * m * BATCHES) as usize));
     let leaves = [weight];
-    let data = random(7, (k * 9 * BATCHES) as usize);
+    let most = counts.iter().max().unwrap();
+    let data = random(7, k as usize * most * BATCHES as usize);
     let column = (k * BATCHES) as usize;
     let single: Vec<Vec<f32>> = data
         .chunks(column)
         .map(|data| f32s(1, &leaves, |g, w| g.mul_mat(g.leaf(&w[0]), columns(g, data, k as i64, 1))).unwrap())
         .collect();
-    for n in 1..=9usize {
+    for n in counts.iter().copied() {
         let threads: &[u32] = if n == 5 { &[1, 2, 3] } else { &[1] };
         for threads in threads.iter().copied() {
             let x = &data[..n * column];
             let got = f32s(threads, &leaves, |g, w| g.mul_mat_rows(g.leaf(&w[0]), columns(g, x, k as i64, n as i64)))
                 .unwrap();
-            for (batch, got) in got.chunks(M as usize * n).enumerate() {
-                for (got, single) in got.chunks(M as usize).zip(&single) {
-                    let expected = &single[batch * M as usize..][..M as usize];
+            for (batch, got) in got.chunks(m as usize * n).enumerate() {
+                for (got, single) in got.chunks(m as usize).zip(&single) {
+                    let expected = &single[batch * m as usize..][..m as usize];
                     assert!(expected.iter().all(|value| value.is_finite()), "{ty}");
                     assert_eq!(bits(got), bits(expected), "{ty}, {n} columns, {threads} threads, batch {batch}");
                 }
@@ -62,6 +69,16 @@ fn odd_widths() {
     ] {
         for width in widths {
             check(ty, *width);
+        }
+    }
+}
+
+/// As many columns as the drafts of several sequences have, and few rows.
+#[test]
+fn many_columns_and_single_rows() {
+    for ty in [GgmlType::F32, GgmlType::F16, GgmlType::Q8_0, GgmlType::Q4_0] {
+        for rows in [1, 2, 3, 64] {
+            check_counts(ty, 96, rows, &[1, 5, 16, 17, 36]);
         }
     }
 }
