@@ -104,13 +104,15 @@ inline uint32_t ordered(float x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The k-th largest of n keys (1 <= k < n), and in `above` how many are larger than it. Radix search, 11 + 11 + 10 bits.
+// The k-th largest of n keys (1 <= k < n), and in `above` how many are larger than it. Radix search by digits of 8 bits,
+// or of 11 where the keys are more than their counters.
 uint32_t kth_largest(const float * scores, int64_t n, int64_t k, int64_t * above) {
     static thread_local uint32_t counts[1 << 11];
     uint32_t prefix = 0;
     int64_t  left   = k;
     int      known  = 0;
-    for (int bits : { 11, 11, 10 }) {
+    while (known < 32) {
+        const int bits = std::min(n < (1 << 12) ? 8 : 11, 32 - known);
         const int shift = 32 - known - bits;
         std::fill(counts, counts + (1 << bits), 0u);
         for (int64_t i = 0; i < n; ++i) {

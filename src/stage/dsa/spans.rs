@@ -71,7 +71,9 @@ pub(super) fn chunks(dims: &Dims, work: &SpanWork, few: bool) -> (i64, Vec<(i64,
         return (work.n, Vec::new());
     }
     let covered = (dims.top_k - work.pos).clamp(0, work.n);
-    let rows = if few { 1 } else { chunk_rows(dims, work) };
+    // The kernels compute each row of a chunk by itself; ggml's flash attention does not.
+    let alone = few && matches!(work.path, Path::Dense | Path::Fallback);
+    let rows = if alone { 1 } else { chunk_rows(dims, work) };
     let mut pieces = Vec::new();
     let mut first = covered;
     while first < work.n {

@@ -23,7 +23,9 @@ fn pieces_cover_every_row_once_and_start_where_selection_starts() {
                     assert_eq!(covered, (16 - pos).clamp(0, n), "{work:?}");
                     let mut next = covered;
                     for (first, rows) in pieces {
-                        assert!(first == next && rows > 0 && (!few || rows == 1), "{work:?}");
+                        // ggml's flash attention would round a row differently beside others.
+                        let alone = few && matches!(path, Path::Dense | Path::Fallback);
+                        assert!(first == next && rows > 0 && (!alone || rows == 1), "{work:?}");
                         next = first + rows;
                     }
                     assert_eq!(next, n, "{work:?}");
