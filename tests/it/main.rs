@@ -7,6 +7,8 @@ mod package_cli;
 mod pin;
 
 #[cfg(feature = "engine")]
+mod bundled;
+#[cfg(feature = "engine")]
 mod dsa_faults;
 #[cfg(feature = "engine")]
 mod dsa_llama;

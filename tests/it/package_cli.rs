@@ -1,6 +1,7 @@
 //! `skippy-model-package`, run as a user runs it, on small generated models.
 
 mod bad_input;
+mod bundled;
 mod contract;
 mod describe;
 mod source;

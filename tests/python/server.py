@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import threading
@@ -11,6 +12,9 @@ import urllib.request
 
 BIN = os.environ["SKIPPY_BIN"]
 PACKAGE = os.environ["SKIPPY_TEST_PACKAGE"]
+ASSETS = pathlib.Path(__file__).parents[2] / "assets"
+# A GLM-DSA model with an MTP block, which needs no download.
+BUNDLED = str(ASSETS / "skippy-kjv-6m")
 
 # Upper bound of every wait. Generous: the machine may be busy with other builds.
 PATIENCE_S = 60
@@ -24,31 +28,37 @@ def command(*args):
     return [BIN, "serve", *args]
 
 
-def environment():
-    """The tests' own environment without settings of the server's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SKIPPY_")}
-    return {**kept, "NO_COLOR": "1"}
+def environment(**more):
+    """The tests' own environment without settings of the server's, and `more`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SKIPPY_", "RUST_LOG"))}
+    return {**kept, "NO_COLOR": "1", **more}
 
 
 def run_to_end(*args):
     """Runs `serve` with arguments that end it by itself; returns (exit code, stdout, stderr)."""
-    done = subprocess.run(command(*args), env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return run(*command(*args))
+
+
+def run(*args):
+    """Runs a command that ends by itself; returns (exit code, stdout, stderr)."""
+    done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
     return done.returncode, done.stdout, done.stderr
 
 
 class Server:
     """One server process on a free loopback port, started and ready when the constructor returns."""
 
-    def __init__(self, *args, package=PACKAGE):
+    def __init__(self, *args, package=PACKAGE, env=None):
         self.process = subprocess.Popen(
             command(package, "--bind", "127.0.0.1:0", *args),
-            env=environment(),
+            env=environment(**(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
         self.log = []
+        self._log_grows = threading.Condition()
         self._listening = threading.Event()
         self.url = None
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -63,7 +73,9 @@ class Server:
 
     def _read_log(self):
         for line in self.process.stderr:
-            self.log.append(line)
+            with self._log_grows:
+                self.log.append(line)
+                self._log_grows.notify_all()
             if found := _LISTENING.search(line):
                 self.url = found.group(1)
                 self._listening.set()
@@ -71,6 +83,23 @@ class Server:
 
     def log_text(self):
         return "".join(self.log)
+
+    def log_until(self, is_last, start=0):
+        """Lines of the log from the one numbered `start` to the first for which `is_last` holds. What the server logs
+        before it answers may be read after the answer."""
+        at = start
+
+        def found():
+            nonlocal at
+            while at < len(self.log):
+                at += 1
+                if is_last(self.log[at - 1]):
+                    return True
+            return False
+
+        with self._log_grows:
+            assert self._log_grows.wait_for(found, PATIENCE_S), f"not logged:\n{self.log_text()}"
+            return self.log[start:at]
 
     def get(self, path):
         """(status, body) of a GET."""
