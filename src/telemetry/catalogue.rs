@@ -5,8 +5,8 @@
 use metrics::Unit;
 
 use super::labels::{
-    Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route,
-    STATUS_CODES, StepPhase,
+    Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, KvKind, LoadPhase, Method, PromptSource,
+    Route, STATUS_CODES, StepPhase,
 };
 use crate::policy;
 
@@ -143,6 +143,8 @@ pub const POLICY_DECISIONS: &str = "skippy_policy_decisions_total";
 pub const POLICY_DENSE_MASK_AVOIDED: &str = "skippy_policy_dense_mask_avoided_bytes_total";
 /// Top-k lists across stage boundaries.
 pub const INDEXSHARE_SIDEBAND: &str = "skippy_indexshare_sideband_bytes_total";
+/// Rows of the `dsa` engine's cache.
+pub const KV_ROWS: &str = "skippy_kv_rows";
 /// Start-up time.
 pub const LOAD_DURATION: &str = "skippy_load_duration_seconds";
 /// The model served.
@@ -259,6 +261,11 @@ pub const CATALOGUE: &[MetricDef] = &[
     ),
     gauge(KV_CELLS_USED, "KV cache rows that hold a token.", &[]),
     gauge(KV_CELLS_CAPACITY, "KV cache rows in all; every lane draws from them.", &[]),
+    gauge(
+        KV_ROWS,
+        "Cache rows that hold a token in the dsa engine, each layer counted, by what they hold; 0 with the llama engine.",
+        &[label("kind", KvKind::VALUES)],
+    ),
     gauge(LANES_BUSY, "Lanes that work on a request.", &[]),
     gauge(LANES_CAPACITY, "Lanes in all.", &[]),
     MetricDef {

@@ -30,6 +30,18 @@ label_values! {
 }
 
 label_values! {
+    /// What a row of the `dsa` engine's cache holds.
+    KvKind {
+        /// Latent and rotated key of attention.
+        Attention => "attention",
+        /// An indexer key.
+        Indexer => "indexer",
+        /// Attention or indexer key of the draft head.
+        Draft => "draft",
+    }
+}
+
+label_values! {
     /// How a request ended. Every request that was accepted ends in exactly one.
     Finish {
         /// End of generation or a stop string.

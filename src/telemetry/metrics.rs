@@ -9,8 +9,8 @@ use metrics::{counter, gauge, histogram};
 use super::{
     catalogue as names,
     labels::{
-        Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, LoadPhase, Method, PromptSource, Route,
-        StepPhase, status_code,
+        Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, KvKind, LoadPhase, Method,
+        PromptSource, Route, StepPhase, status_code,
     },
 };
 use crate::policy::{Decision, Profile};
@@ -132,6 +132,13 @@ pub fn policy_decision(profile: Profile, decision: &Decision) {
 /// `bytes` of top-k lists have crossed a boundary of this stage.
 pub fn indexshare_sideband(direction: Direction, bytes: u64) {
     counter!(names::INDEXSHARE_SIDEBAND, "direction" => direction.label()).increment(bytes);
+}
+
+/// The rows that a stage holds have changed by `change`.
+pub fn kv_rows(kind: KvKind, change: i64) {
+    if change != 0 {
+        gauge!(names::KV_ROWS, "kind" => kind.label()).increment(change as f64);
+    }
 }
 
 /// A phase of the start is over.

@@ -30,6 +30,8 @@ fn scrape_after_everything() -> String {
         let inputs = policy::Inputs::new(policy::Phase::Decode, 1, 100);
         policy_decision(policy::Profile::None, &policy::Resolver::default().resolve(&inputs));
         indexshare_sideband(Direction::In, 3072);
+        kv_rows(KvKind::Indexer, 12);
+        kv_rows(KvKind::Indexer, -5);
         load_finished(LoadPhase::Verify, second);
         set_model_info(&ModelInfo {
             model: "org/a \"quoted\" \\ name\nin two lines",
@@ -84,6 +86,7 @@ fn every_record_function_moves_its_metric() {
     assert_eq!(value(&scrape, decided), 1.0);
     assert_eq!(value(&scrape, "skippy_policy_dense_mask_avoided_bytes_total{phase=\"decode\"}"), 400.0);
     assert_eq!(value(&scrape, "skippy_indexshare_sideband_bytes_total{direction=\"in\"}"), 3072.0);
+    assert_eq!(value(&scrape, "skippy_kv_rows{kind=\"indexer\"}"), 7.0);
     assert_eq!(value(&scrape, "skippy_batch_rows_bucket{le=\"16\"}"), 0.0);
     assert_eq!(value(&scrape, "skippy_batch_rows_bucket{le=\"32\"}"), 1.0);
 }

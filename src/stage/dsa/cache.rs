@@ -75,6 +75,11 @@ impl Cache {
         (self.layers.len() * self.row_bytes, keyed * self.key_bytes)
     }
 
+    /// Rows for each position: of attention, and of indexer keys.
+    pub(super) fn rows_per_position(&self) -> (usize, usize) {
+        (self.layers.len(), self.layers.iter().filter(|layer| layer.keys.is_some()).count())
+    }
+
     /// Copies the first `n_rows` positions of a sequence over those of another one.
     pub(super) fn copy(&mut self, from: u32, to: u32, n_rows: u32) -> Result<(), GgmlError> {
         let (from, to, n) = (from as usize * self.n_ctx_seq, to as usize * self.n_ctx_seq, n_rows as usize);

@@ -11,6 +11,7 @@ mod attention;
 mod cache;
 mod decide;
 mod dims;
+mod held;
 mod layer;
 pub mod measure;
 mod mtp;
@@ -58,6 +59,7 @@ pub struct DsaStage {
     computer: Computer,
     rows_held: Vec<u32>,
     decisions: Vec<SpanDecision>,
+    told: held::Told,
     /// Results of the last pass, in batch order.
     out: Out,
 }
@@ -121,6 +123,7 @@ impl DsaStage {
             computer,
             rows_held,
             decisions: Vec::new(),
+            told: held::Told::default(),
             out: Out::default(),
         })
     }
@@ -237,6 +240,7 @@ impl StageEngine for DsaStage {
         self.decide(batch)?;
         self.run(batch)?;
         self.count_sideband(batch);
+        self.tell_rows();
         Ok(match self.shape.owns_output() {
             true => StageOutput::Logits(&self.out.logits),
             false => {
@@ -254,6 +258,7 @@ impl StageEngine for DsaStage {
         if let Some(drafts) = &mut self.drafts {
             drafts.truncate(seq, n_keep);
         }
+        self.tell_rows();
         Ok(())
     }
 
@@ -273,6 +278,7 @@ impl StageEngine for DsaStage {
             drafts.copy(from, to, n_rows).map_err(failed)?;
         }
         self.rows_held[to.0 as usize] = n_rows;
+        self.tell_rows();
         Ok(())
     }
 

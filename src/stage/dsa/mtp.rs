@@ -112,6 +112,13 @@ impl Drafts {
         }
     }
 
+    /// Cache rows of all sequences, indexer keys counted.
+    pub(super) fn rows(&self) -> u64 {
+        let (rows, keys) = self.cache.rows_per_position();
+        let positions: u64 = self.followers.iter().map(|follower| u64::from(follower.rows)).sum();
+        positions * (rows + keys) as u64
+    }
+
     pub(super) fn truncate(&mut self, seq: SeqId, n_keep: u32) {
         if let Some(follower) = self.followers.get_mut(seq.0 as usize) {
             follower.truncate(n_keep);
