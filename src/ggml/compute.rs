@@ -15,7 +15,7 @@ pub struct Computer {
     backend: NonNull<sys::ggml_backend>,
     /// One for each kind of graph, by [`Graph::kind`].
     allocators: Vec<NonNull<sys::ggml_gallocr>>,
-    _pool: Arc<Threadpool>,
+    pool: Arc<Threadpool>,
 }
 
 // SAFETY: nothing of it is bound to a thread; `&mut self` keeps evaluations apart.
@@ -30,13 +30,9 @@ impl Computer {
         // SAFETY: takes nothing; an owned backend or null.
         let backend = unsafe { sys::ggml_backend_cpu_init() };
         let backend = NonNull::new(backend).ok_or(GgmlError::Alloc("a backend"))?;
-        // SAFETY: the backend is a CPU backend; the pool outlives it (`_pool` is dropped after `drop`).
-        unsafe {
-            let threads = i32::try_from(pool.n_threads()).unwrap_or(1);
-            sys::ggml_backend_cpu_set_n_threads(backend.as_ptr(), threads);
-            sys::ggml_backend_cpu_set_threadpool(backend.as_ptr(), pool.as_ptr());
-        }
-        Ok(Self { backend, allocators: Vec::new(), _pool: pool })
+        // SAFETY: the backend is a CPU backend; the pool outlives it (it is dropped after `drop`).
+        unsafe { sys::ggml_backend_cpu_set_threadpool(backend.as_ptr(), pool.as_ptr()) };
+        Ok(Self { backend, allocators: Vec::new(), pool })
     }
 
     /// The allocator of a kind of graph. ggml lays memory out anew whenever a graph differs from the one before: kinds that
@@ -75,6 +71,9 @@ impl Computer {
                 }
             }
         }
+        let threads = graph.threads.get().min(self.pool.n_threads());
+        // SAFETY: the backend is a CPU backend, and its pool has that many threads.
+        unsafe { sys::ggml_backend_cpu_set_n_threads(backend, i32::try_from(threads).unwrap_or(1)) };
         let mut error = [0 as c_char; 256];
         // SAFETY: all tensors have data; custom operations read only their sources and values that `graph` owns.
         let status = unsafe { ffi::skippy_graph_compute(backend, nodes, error.as_mut_ptr(), error.len()) };

@@ -53,6 +53,7 @@ impl Arena {
             context,
             graph,
             kind,
+            threads: Cell::new(u32::MAX),
             ops: Cell::new(0),
             max_ops: self.max_nodes,
             spare: Cell::new(None),
@@ -114,6 +115,8 @@ pub struct Graph<'g> {
     context: NonNull<sys::ggml_context>,
     pub(super) graph: NonNull<sys::ggml_cgraph>,
     pub(super) kind: usize,
+    /// Threads to evaluate with at most.
+    pub(super) threads: Cell<u32>,
     ops: Cell<usize>,
     max_ops: usize,
     /// What stands in for tensors after a fault.
@@ -136,6 +139,11 @@ impl Drop for Graph<'_> {
 impl<'g> Graph<'g> {
     pub(super) fn ctx(&self) -> *mut sys::ggml_context {
         self.context.as_ptr()
+    }
+
+    /// Evaluates with at most `n` threads: in a graph of little work they would mostly wait for each other.
+    pub fn limit_threads(&self, n: u32) {
+        self.threads.set(n.max(1));
     }
 
     /// Operations so far.

@@ -25,7 +25,7 @@ pub struct SpeculationArgs {
     /// Tokens to generate for each prompt
     #[arg(long, default_value_t = 128)]
     tokens: u32,
-    /// Rounds of without, with
+    /// Rounds over the prompts, each prompt without and with drafts in turn
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Strategy that drafts
@@ -93,10 +93,21 @@ pub(super) fn run(args: &SpeculationArgs) -> anyhow::Result<()> {
     let (plain, drafted) = (pass(false)?, pass(true)?);
     anyhow::ensure!(plain.answers == drafted.answers, "the answers differ with drafts");
     let per_token = |pass: &Pass| pass.decoding.as_secs_f64() * 1e3 / f64::from(pass.tokens.max(1));
+    // Pairs of one prompt each, the order changing: what disturbs the machine for longer meets both sides.
+    let one = |prompt: &Vec<i32>, drafting: bool| -> anyhow::Result<f64> {
+        let pass = generate(&handle, std::slice::from_ref(prompt), args.tokens, drafting);
+        Ok(per_token(&runtime.block_on(pass)?))
+    };
     let (mut without, mut with) = (Vec::new(), Vec::new());
-    for _ in 0..args.rounds {
-        without.push(per_token(&pass(false)?));
-        with.push(per_token(&pass(true)?));
+    for round in 0..args.rounds {
+        for (place, prompt) in prompts.iter().enumerate() {
+            let drafts_first = (round + place) % 2 == 1;
+            let first = one(prompt, drafts_first)?;
+            let second = one(prompt, !drafts_first)?;
+            let (drafted, plain) = if drafts_first { (first, second) } else { (second, first) };
+            without.push(plain);
+            with.push(drafted);
+        }
     }
     let speed = without.iter().zip(&with).map(|(without, with)| without / with).collect();
     handle.drain(Duration::ZERO);

@@ -57,6 +57,8 @@ pub struct DsaStage {
     drafts: Option<Drafts>,
     arena: Arena,
     computer: Computer,
+    /// Threads worth having for few rows, and for drafts.
+    useful_threads: (u32, u32),
     rows_held: Vec<u32>,
     decisions: Vec<SpanDecision>,
     told: held::Told,
@@ -109,6 +111,7 @@ impl DsaStage {
             _ => None,
         };
         let computer = Computer::new(pool)?;
+        let useful_threads = weights.useful_threads(&dims);
         let rows_held = vec![0; options.n_seq_max as usize];
         Ok(Self {
             arena: Arena::new(0),
@@ -121,6 +124,7 @@ impl DsaStage {
             announcer: Announcer::default(),
             drafts,
             computer,
+            useful_threads,
             rows_held,
             decisions: Vec::new(),
             told: held::Told::default(),

@@ -206,6 +206,7 @@ impl DsaStage {
         self.arena.reserve(OPS + 24 * rows.len());
         let (Some(mtp), Some(drafts)) = (&self.weights.mtp, &mut self.drafts) else { return Ok(()) };
         let (g, dims, cache) = (self.arena.graph(DRAFT)?, &self.dims, &drafts.cache.layers[0]);
+        g.limit_threads(self.useful_threads.1);
         let borrowed: Vec<&Piece> = pieces.iter().collect();
         let (pass, joined) = join(&g, mtp, dims, &borrowed, true);
         let normed = g.rms_norm(joined, g.leaf(&mtp.layer.attn_norm), dims.eps);

@@ -92,6 +92,9 @@ impl DsaStage {
         self.arena.reserve(ops);
         let kind = if group.few { FIRST_FEW + group.n.min(MANY_FEW) } else { PROMPT };
         let g = self.arena.graph(kind)?;
+        if group.few {
+            g.limit_threads(self.useful_threads.0);
+        }
         let rows = || group.spans.iter().flat_map(|(range, _)| range.clone());
         let pos: Vec<i32> = rows().map(|row| batch.rows[row].pos as i32).collect();
         let n = group.n as i64;

@@ -1,6 +1,6 @@
 //! The weights of a stage, in place in the mapped fragments.
 
-use super::DsaStageError;
+use super::{DsaStageError, dims::Dims};
 use crate::{
     ggml::{self, GgmlError, Leaf, Memory},
     gguf::GgufFile,
@@ -53,6 +53,31 @@ pub(super) enum Ffn {
     Experts { router: Leaf, bias: Option<Leaf>, routed: Glu, shared: Option<Glu> },
 }
 
+impl Layer {
+    /// Bytes that one row reads: of the routed experts only those it uses.
+    fn bytes_for_a_row(&self, dims: &Dims) -> usize {
+        let attention = [&self.q_a, &self.q_b, &self.kv_a, &self.k_b, &self.v_b, &self.out];
+        let mut bytes: usize = attention.iter().map(|leaf| leaf.n_bytes()).sum();
+        if let Some(indexer) = &self.indexer {
+            bytes += indexer.q_b.n_bytes() + indexer.k.n_bytes() + indexer.weights.n_bytes();
+        }
+        bytes
+            + match &self.ffn {
+                Ffn::Dense(glu) => glu.n_bytes(),
+                Ffn::Experts { router, routed, shared, .. } => {
+                    let used = routed.n_bytes() / dims.experts.max(1) as usize * dims.experts_used as usize;
+                    router.n_bytes() + used + shared.as_ref().map_or(0, Glu::n_bytes)
+                }
+            }
+    }
+}
+
+impl Glu {
+    fn n_bytes(&self) -> usize {
+        self.gate.n_bytes() + self.up.n_bytes() + self.down.n_bytes()
+    }
+}
+
 /// Norm and head of the output boundary.
 pub(super) struct Head {
     pub(super) norm: Leaf,
@@ -81,6 +106,10 @@ pub(super) struct Weights {
     /// Of a stage that owns the output, if the package has the block.
     pub(super) mtp: Option<Mtp>,
 }
+
+/// Weights that a thread must have to read for one row before it is worth having: below, threads wait longer for each
+/// other than they work (measured on the bundled model, whose rows read 3.4 MiB).
+const BYTES_PER_THREAD: usize = 2 << 20;
 
 /// A mapped fragment.
 struct Fragment {
@@ -130,6 +159,18 @@ impl Fragment {
 }
 
 impl Weights {
+    /// Threads worth having for a few rows through the trunk, and through the draft head.
+    pub(super) fn useful_threads(&self, dims: &Dims) -> (u32, u32) {
+        let threads = |bytes: usize| u32::try_from(bytes.div_ceil(BYTES_PER_THREAD)).unwrap_or(u32::MAX);
+        let head = self.head.as_ref().map_or(0, |head| head.weight.n_bytes());
+        let trunk: usize = self.layers.iter().map(|(_, layer)| layer.bytes_for_a_row(dims)).sum();
+        let draft = self
+            .mtp
+            .as_ref()
+            .map_or(0, |mtp| mtp.layer.bytes_for_a_row(dims) + mtp.project.n_bytes() + mtp.head.n_bytes());
+        (threads(trunk + head), threads(draft))
+    }
+
     /// Takes over the fragments of `files`, held against `config` first.
     pub(super) fn load(files: StageFiles, config: &Config) -> Result<Self, DsaStageError> {
         let (owns_input, owns_output) = (files.owns_input(), files.owns_output());
