@@ -156,6 +156,22 @@ impl EngineOptions {
         }
     }
 
+    /// Checks the fragments of a stage before anything is loaded: its cut, and for the `dsa` engine the whole contract.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn check(&self, files: &StageFiles) -> Result<(), EngineError> {
+        let (metadata, layers) = (&files.metadata.gguf().metadata, files.range);
+        if layers.start() > 0 {
+            self.check_cut(metadata, files.layer_count, layers.start())?;
+        }
+        if self.engine(metadata)? == Engine::Dsa {
+            let contract = glm_dsa::Config::of_stage(files).and_then(|config| config.check_stage(files));
+            contract.map_err(|error| EngineError::Dsa { layers, source: error.into() })?;
+        }
+        Ok(())
+    }
+
     /// Loads stages, in order, and joins them.
     ///
     /// # Errors

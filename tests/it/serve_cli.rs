@@ -1,6 +1,6 @@
 //! `skippy-stage serve` and what it says when it cannot: one clear line, a non-zero exit code, no panic and no hang.
 
-use crate::support::{TestPackage, package_of, random_model};
+use crate::support::{TestPackage, dsa, editing::Model, package_of, random_model};
 use std::{
     fs,
     io::{Seek as _, SeekFrom, Write as _},
@@ -41,10 +41,33 @@ fn check_accepts_a_sound_package_whole_and_split() {
     let model = llama();
     let dir = model.package.root().to_str().unwrap();
     let (code, stdout, stderr) = serve(&[dir, "--check"], &[]);
-    assert_eq!((code, stdout.as_str()), (Some(0), "layers 0..7 of 0..7: ok\n"), "{stderr}");
+    assert_eq!(
+        (code, stdout.as_str()),
+        (Some(0), "layers 0..7 of 0..7: ok\nspeculative strategy disabled: ok\n"),
+        "{stderr}"
+    );
     let (code, stdout, stderr) = serve(&[dir, "--check", "--split", "2,5", "--verify-package-sha"], &[]);
-    let expected = "layers 0..2 of 0..7: ok\nlayers 2..5 of 0..7: ok\nlayers 5..7 of 0..7: ok\n";
+    let expected = "layers 0..2 of 0..7: ok\nlayers 2..5 of 0..7: ok\nlayers 5..7 of 0..7: ok\nspeculative strategy disabled: ok\n";
     assert_eq!((code, stdout.as_str()), (Some(0), expected), "{stderr}");
+}
+
+/// The GLM-DSA contract is checked before anything is loaded, by `--check` too, and each engine by its own cuts.
+#[test]
+fn check_holds_a_glm_dsa_package_against_its_contract() {
+    let mut model = Model::open(&dsa::fixture("model.gguf"));
+    let sound = model.package();
+    let dir = sound.package.root().to_str().unwrap();
+    // Layer 2 shares the selection of layer 1.
+    assert_eq!(serve(&[dir, "--check", "--split", "2"], &[]).0, Some(0));
+    let line = error_line(&[dir, "--check", "--split", "2", "--engine", "llama"], &[]);
+    assert!(line.contains("`glm-dsa` cannot be cut at layer 2"), "{line}");
+
+    model.remove("blk.4.indexer.k_norm.bias");
+    let broken = model.package();
+    for args in [&["--check"][..], &[]] {
+        let line = error_line(&[&[broken.package.root().to_str().unwrap()], args].concat(), &[]);
+        assert!(line.contains("layer-00004.gguf") && line.contains("blk.4.indexer"), "{line}");
+    }
 }
 
 #[test]

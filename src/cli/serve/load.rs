@@ -116,12 +116,7 @@ pub fn open(config: &ServeConfig, package: &Package) -> Result<Vec<StageFiles>, 
         .map(|range| Ok(package.load(&package.select(range)?, verify)?))
         .collect::<Result<Vec<_>, LoadError>>()?;
     let options = engine_options(config, 1, 1);
-    for file in &files {
-        let (start, metadata) = (file.range.start(), &file.metadata.gguf().metadata);
-        if start > 0 {
-            options.check_cut(metadata, file.layer_count, start)?;
-        }
-    }
+    files.iter().try_for_each(|file| options.check(file))?;
     Ok(files)
 }
 
