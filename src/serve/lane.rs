@@ -34,6 +34,8 @@ pub(super) struct Lane {
     seq: SeqId,
     clock: Clock,
     output: Output,
+    /// Text and tokens of the step at hand.
+    said: Option<Event>,
     /// KV rows held.
     rows: u32,
     /// The token that goes in next, once the prompt is through.
@@ -75,6 +77,7 @@ impl Lane {
             generated: 0,
             generated_before: 0,
             drafting,
+            said: None,
             paths: Paths::default(),
             scored: Vec::new(),
             ending: None,
@@ -164,6 +167,7 @@ impl Lane {
     /// The step has put `n` rows more into the cache. Returns how many rows of the sequence to keep when the last one is
     /// that of a draft which the model has not chosen. A request that is over loses all its rows anyway.
     pub(super) fn advance(&mut self, n: u32) -> Option<u32> {
+        self.send_said();
         if n > 0 && self.rows >= self.job.prompt_rows {
             self.drafting.close(self.generated - self.generated_before);
         }
@@ -211,9 +215,7 @@ impl Lane {
             return Some(Ending::Finished(FinishReason::Stop));
         }
         let (delta, stopped) = self.output.push(self.token_out(token, logits, text));
-        if let Some(delta) = delta {
-            self.job.reply.send(delta);
-        }
+        self.say(delta);
         if stopped {
             return Some(Ending::Finished(FinishReason::Stop));
         }
@@ -226,7 +228,25 @@ impl Lane {
     }
 
     fn flush(&mut self) {
-        if let Some(delta) = self.output.finish() {
+        let delta = self.output.finish();
+        self.say(delta);
+    }
+
+    /// Joins a delta to what the step has said so far: one event, and one wake-up of the receiver, for all its tokens.
+    fn say(&mut self, delta: Option<Event>) {
+        self.said = match (self.said.take(), delta) {
+            (Some(Event::Delta { mut text, mut tokens }), Some(Event::Delta { text: more, tokens: further })) => {
+                text.push_str(&more);
+                tokens.extend(further);
+                Some(Event::Delta { text, tokens })
+            }
+            (said, delta) => said.or(delta),
+        };
+    }
+
+    /// Sends what the step has said.
+    fn send_said(&mut self) {
+        if let Some(delta) = self.said.take() {
             self.job.reply.send(delta);
         }
     }
@@ -245,7 +265,8 @@ impl Lane {
     }
 
     /// Ends the request: metrics, log line and last event. The lane must have been given back before.
-    pub(super) fn end(self, ending: Ending) {
+    pub(super) fn end(mut self, ending: Ending) {
+        self.send_said();
         let prompt_tokens = self.job.prompt_tokens();
         let usage = Usage { prompt_tokens, cached_tokens: 0, completion_tokens: self.generated };
         let computed = self.rows.min(self.job.prompt_rows);
