@@ -16,6 +16,7 @@ mod layer;
 pub mod measure;
 mod mtp;
 mod options;
+mod out;
 mod run;
 mod spans;
 #[cfg(test)]
@@ -37,6 +38,7 @@ use cache::Cache;
 use dims::Dims;
 use mtp::Drafts;
 pub use options::{DraftAttention, DsaStageError, DsaStageOptions};
+use out::Out;
 use std::sync::Arc;
 use weights::Weights;
 
@@ -64,14 +66,6 @@ pub struct DsaStage {
     told: held::Told,
     /// Results of the last pass, in batch order.
     out: Out,
-}
-
-/// What a pass hands on.
-#[derive(Default)]
-struct Out {
-    hidden: Vec<f32>,
-    lists: Vec<i32>,
-    logits: Vec<f32>,
 }
 
 impl DsaStage {

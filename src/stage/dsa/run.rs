@@ -1,13 +1,14 @@
 //! A batch as graphs: each large piece of a prompt by itself, all few-row spans together.
 
 use super::{
-    DsaStage, Out,
+    DsaStage,
     layer::{Lists, Pass},
     spans::{FEW_ROWS, SpanPlan, SpanWork, chunks},
+    weights::Head,
 };
 use crate::{
-    ggml::{GgmlError, Graph, Tensor},
-    stage::{Boundary, Row, StageBatch, StageError, StageInput, StageShape, TopK},
+    ggml::{GgmlError, Graph, Leaf, Tensor},
+    stage::{Boundary, Row, StageBatch, StageError, StageInput, TopK},
 };
 use std::ops::Range;
 
@@ -38,11 +39,9 @@ impl DsaStage {
     /// Computes the batch and extends the caches.
     pub(super) fn run(&mut self, batch: &StageBatch<'_>) -> Result<(), StageError> {
         let groups = self.groups(batch);
-        let n = batch.rows.len();
-        let outputs = output_places(batch.rows);
-        self.out.clear(n, &self.shape, self.config.top_k as usize, outputs.n);
+        self.out.clear(batch.rows, &self.shape, self.config.top_k as usize);
         for group in &groups {
-            let outcome = self.run_group(batch, group, &outputs);
+            let outcome = self.run_group(batch, group);
             outcome.map_err(|error| StageError::Engine(error.to_string()))?;
         }
         for Row { seq, .. } in batch.rows {
@@ -85,9 +84,9 @@ impl DsaStage {
         groups
     }
 
-    fn run_group(&mut self, batch: &StageBatch<'_>, group: &Group, outputs: &Outputs) -> Result<(), GgmlError> {
+    fn run_group(&mut self, batch: &StageBatch<'_>, group: &Group) -> Result<(), GgmlError> {
         let pieces: usize = group.spans.iter().map(|(_, work)| self.pieces(work, group.few)).sum();
-        let layers = self.weights.layers.len() + 1;
+        let (layers, hands_on) = (self.weights.layers.len() + 1, self.hands_on_lists());
         let ops = layers * (OPS_PER_LAYER + pieces * OPS_PER_CHUNK) + pieces + 16;
         self.arena.reserve(ops);
         let kind = if group.few { FIRST_FEW + group.n.min(MANY_FEW) } else { PROMPT };
@@ -102,93 +101,37 @@ impl DsaStage {
         let plans: Vec<_> =
             group.spans.iter().map(|(_, work)| SpanPlan::new(&g, &self.dims, *work, group.few)).collect();
 
-        let mut x = match batch.input {
-            StageInput::Tokens(tokens) => {
-                let ids: Vec<i32> = rows().map(|row| tokens[row]).collect();
-                let table = self.weights.embed.as_ref().ok_or(GgmlError::Alloc("embeddings"))?;
-                g.get_rows(g.leaf(table), g.input_i32(&ids, [n, 1]))
-            }
-            StageInput::Hidden(Boundary { rows: hidden, .. }) => {
-                let width = self.shape.n_embd;
-                let picked: Vec<f32> = rows().flat_map(|row| &hidden[row * width..][..width]).copied().collect();
-                g.input_f32(&picked, [width as i64, n])
-            }
-        };
+        let mut x = incoming_rows(&g, batch, group, self.weights.embed.as_ref())?;
         let mut lists = incoming_lists(&g, batch, group, &plans);
         for ((_, layer), cache) in self.weights.layers.iter().zip(&self.cache.layers) {
             x = pass.layer(x, layer, cache, &plans, &mut lists);
         }
 
         let result = match &self.weights.head {
-            None => {
-                g.output(x);
-                let keep_lists =
-                    self.config.roles.get(self.shape.layers.end() as usize) == Some(&crate::policy::Role::Shared);
-                if keep_lists {
-                    lists.iter().flatten().for_each(|list| g.output(*list));
-                }
-                GroupResult::Hidden { x, lists: keep_lists.then_some(lists) }
-            }
-            Some(head) => {
-                let normed = g.rms_norm(x, g.leaf(&head.norm), self.dims.eps);
-                let wanted: Vec<i32> =
-                    rows().zip(0..).filter(|(row, _)| batch.rows[*row].output).map(|(_, i)| i).collect();
-                let logits = (!wanted.is_empty()).then(|| {
-                    let picked = match wanted.len() == group.n {
-                        true => normed,
-                        false => g.get_rows(normed, g.input_i32(&wanted, [wanted.len() as i64, 1])),
-                    };
-                    let logits = pass.mm(g.leaf(&head.weight), picked);
-                    g.output(logits);
-                    logits
-                });
-                let follows = group.spans.iter().any(|(range, _)| follows(batch, range));
-                if follows {
-                    g.output(normed);
-                } else {
-                    g.keep(normed);
-                }
-                GroupResult::Final { logits, normed: follows.then_some(normed) }
-            }
+            None => hand_on(&g, x, hands_on.then_some(lists)),
+            Some(head) => finish(&pass, x, head, batch, group),
         };
-
         let done = self.computer.run(&g)?;
         match result {
             GroupResult::Hidden { x, lists } => {
-                let width = self.shape.n_embd;
-                for (row, values) in rows().zip(done.f32(x)?.chunks_exact(width)) {
-                    self.out.hidden[row * width..][..width].copy_from_slice(values);
-                }
+                self.out.take_hidden(rows(), done.f32(x)?);
                 if let Some(lists) = lists {
-                    let top_k = self.config.top_k as usize;
-                    for (((range, work), plan), lists) in group.spans.iter().zip(&plans).zip(&lists) {
-                        let out = &mut self.out.lists[range.start * top_k..range.end * top_k];
-                        cover(out, top_k, work.pos, plan.covered);
-                        for (chunk, list) in plan.chunks.iter().zip(lists) {
-                            let at = chunk.first as usize * top_k;
-                            out[at..at + chunk.n as usize * top_k].copy_from_slice(done.i32(*list)?);
-                        }
+                    for (((range, _), plan), lists) in group.spans.iter().zip(&plans).zip(&lists) {
+                        let lists = lists.iter().map(|list| done.i32(*list)).collect::<Result<Vec<_>, _>>()?;
+                        self.out.take_lists(range.clone(), plan, &lists);
                     }
                 }
             }
             GroupResult::Final { logits, normed } => {
                 if let Some(logits) = logits {
-                    let n_vocab = self.shape.n_vocab;
-                    let places = rows().filter_map(|row| outputs.places[row]);
-                    for (place, values) in places.zip(done.f32(logits)?.chunks_exact(n_vocab)) {
-                        self.out.logits[place * n_vocab..][..n_vocab].copy_from_slice(values);
-                    }
+                    self.out.take_logits(rows(), done.f32(logits)?);
                 }
-                if let (Some(normed), Some(drafts)) = (normed, &mut self.drafts) {
+                if let (Some(normed), Some(drafts), Some(tokens)) = (normed, &mut self.drafts, batch.token_ids()) {
                     let hidden = done.f32(normed)?;
-                    let tokens = batch.token_ids();
-                    for (range, work) in &group.spans {
-                        let part =
-                            &hidden[work.first as usize * self.shape.n_embd..][..range.len() * self.shape.n_embd];
-                        if let (true, Some(tokens)) = (follows(batch, range), tokens) {
-                            let row = batch.rows[range.start];
-                            drafts.follow(row.seq, row.pos, &tokens[range.clone()], part);
-                        }
+                    for (range, work) in group.spans.iter().filter(|(range, _)| follows(batch, range)) {
+                        let (row, width) = (batch.rows[range.start], self.shape.n_embd);
+                        let part = &hidden[work.first as usize * width..][..range.len() * width];
+                        drafts.follow(row.seq, row.pos, &tokens[range.clone()], part);
                     }
                 }
             }
@@ -213,21 +156,63 @@ fn follows(batch: &StageBatch<'_>, range: &Range<usize>) -> bool {
     batch.span(batch.rows[range.start].seq).is_some_and(|span| span.drafts)
 }
 
-/// Which row of the logits each row of the batch has.
-struct Outputs {
-    places: Vec<Option<usize>>,
-    n: usize,
+/// Token embeddings, or the hidden rows that came in, `[n_embd, n]`.
+fn incoming_rows<'g>(
+    g: &Graph<'g>,
+    batch: &StageBatch<'_>,
+    group: &Group,
+    embed: Option<&'g Leaf>,
+) -> Result<Tensor<'g>, GgmlError> {
+    let (n, rows) = (group.n as i64, group.spans.iter().flat_map(|(range, _)| range.clone()));
+    match batch.input {
+        StageInput::Tokens(tokens) => {
+            let ids: Vec<i32> = rows.map(|row| tokens[row]).collect();
+            let table = embed.ok_or(GgmlError::Alloc("embeddings"))?;
+            Ok(g.get_rows(g.leaf(table), g.input_i32(&ids, [n, 1])))
+        }
+        StageInput::Hidden(Boundary { rows: hidden, .. }) => {
+            let width = hidden.len() / batch.rows.len();
+            let picked: Vec<f32> = rows.flat_map(|row| &hidden[row * width..][..width]).copied().collect();
+            Ok(g.input_f32(&picked, [width as i64, n]))
+        }
+    }
 }
 
-fn output_places(rows: &[Row]) -> Outputs {
-    let mut n = 0;
-    let mut place = |row: &Row| {
-        let place = row.output.then_some(n);
-        n += usize::from(row.output);
-        place
-    };
-    let places = rows.iter().map(&mut place).collect();
-    Outputs { places, n }
+/// The end of a stage inside the model.
+fn hand_on<'g>(g: &Graph<'g>, x: Tensor<'g>, lists: Option<Lists<'g>>) -> GroupResult<'g> {
+    g.output(x);
+    lists.iter().flatten().flatten().for_each(|list| g.output(*list));
+    GroupResult::Hidden { x, lists }
+}
+
+/// The end of the model: norm, and head for the rows that want logits.
+fn finish<'g>(
+    pass: &Pass<'_, 'g>,
+    x: Tensor<'g>,
+    head: &'g Head,
+    batch: &StageBatch<'_>,
+    group: &Group,
+) -> GroupResult<'g> {
+    let g = pass.g;
+    let normed = g.rms_norm(x, g.leaf(&head.norm), pass.dims.eps);
+    let rows = group.spans.iter().flat_map(|(range, _)| range.clone());
+    let wanted: Vec<i32> = rows.zip(0..).filter(|(row, _)| batch.rows[*row].output).map(|(_, i)| i).collect();
+    let logits = (!wanted.is_empty()).then(|| {
+        let picked = match wanted.len() == group.n {
+            true => normed,
+            false => g.get_rows(normed, g.input_i32(&wanted, [wanted.len() as i64, 1])),
+        };
+        let logits = pass.mm(g.leaf(&head.weight), picked);
+        g.output(logits);
+        logits
+    });
+    let followed = group.spans.iter().any(|(range, _)| follows(batch, range));
+    if followed {
+        g.output(normed);
+    } else {
+        g.keep(normed);
+    }
+    GroupResult::Final { logits, normed: followed.then_some(normed) }
 }
 
 /// The selection that came with the hidden rows, cut like the spans.
@@ -243,27 +228,4 @@ fn incoming_lists<'g>(g: &Graph<'g>, batch: &StageBatch<'_>, group: &Group, plan
         plan.chunks.iter().map(of_chunk).collect()
     };
     group.spans.iter().zip(plans).map(of_span).collect()
-}
-
-/// Lists of rows that see no more than `top_k` rows: all of them.
-fn cover(out: &mut [i32], top_k: usize, pos: i64, covered: i64) {
-    for (row, list) in (0..covered).zip(out.chunks_exact_mut(top_k)) {
-        let visible = pos + row + 1;
-        for (entry, at) in list.iter_mut().zip(0..) {
-            *entry = if at < visible { at as i32 } else { -1 };
-        }
-    }
-}
-
-impl Out {
-    fn clear(&mut self, n: usize, shape: &StageShape, top_k: usize, n_outputs: usize) {
-        self.logits.clear();
-        self.logits.resize(n_outputs * shape.n_vocab, 0.0);
-        self.hidden.clear();
-        self.lists.clear();
-        if !shape.owns_output() {
-            self.hidden.resize(n * shape.n_embd, 0.0);
-            self.lists.resize(n * top_k, -1);
-        }
-    }
 }
