@@ -5,7 +5,7 @@
 //! are used in place in the mapped fragments, so stages on one host share the page cache.
 //!
 //! Rows of decoding sequences and of verify windows are computed so that their bits do not depend on who else is in the
-//! pass ([`spans::FEW_ROWS`]); pieces of a prompt are passes of their own.
+//! pass; pieces of a prompt are passes of their own.
 
 mod attention;
 mod cache;
