@@ -242,6 +242,43 @@ pub(crate) fn check_seq(seq: SeqId, shape: &StageShape) -> Result<(), StageError
     }
 }
 
+/// Refuses a copy of more rows than `from` holds, onto itself, or of sequences that the engine does not have.
+#[cfg(feature = "engine")]
+pub(crate) fn check_copy(
+    (from, to): (SeqId, SeqId),
+    n_rows: u32,
+    held: u32,
+    shape: &StageShape,
+) -> Result<(), StageError> {
+    check_seq(from, shape)?;
+    check_seq(to, shape)?;
+    match n_rows > held || from == to {
+        true => Err(StageError::InvalidBatch(format!(
+            "copy {n_rows} rows of sequence {} to {}: it holds {held}",
+            from.0, to.0
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses an input of the wrong kind, count or width for the stage.
+#[cfg(feature = "engine")]
+pub(crate) fn check_input(batch: &StageBatch<'_>, shape: &StageShape) -> Result<(), StageError> {
+    let (n, width) = (batch.rows.len(), shape.n_embd);
+    let fault = match (&batch.input, shape.owns_input()) {
+        (StageInput::Tokens(_), false) => {
+            format!("token ids for layers {}, which start inside the model", shape.layers)
+        }
+        (StageInput::Hidden(_), true) => "hidden rows for the first stage".into(),
+        (StageInput::Tokens(tokens), true) if tokens.len() != n => format!("{} token ids for {n} rows", tokens.len()),
+        (StageInput::Hidden(hidden), false) if hidden.rows.len() != n * width => {
+            format!("{} floats for {n} rows of width {width}", hidden.rows.len())
+        }
+        _ => return Ok(()),
+    };
+    Err(StageError::InvalidBatch(fault))
+}
+
 /// Refuses rows that an engine could only misread: too many, unknown sequences, positions that jump.
 #[cfg(feature = "engine")]
 pub(crate) fn check_rows(rows: &[Row], shape: &StageShape, held: impl Fn(SeqId) -> u32) -> Result<(), StageError> {

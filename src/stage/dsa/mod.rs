@@ -159,17 +159,7 @@ impl DsaStage {
     fn check(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
         let refuse = |what: String| Err(StageError::InvalidBatch(what));
         let n = batch.rows.len();
-        match (&batch.input, self.shape.owns_input()) {
-            (StageInput::Tokens(_), false) => {
-                return refuse(format!("token ids for layers {}, which start inside the model", self.shape.layers));
-            }
-            (StageInput::Hidden(_), true) => return refuse("hidden rows for the first stage".into()),
-            (StageInput::Hidden(hidden), false) if hidden.rows.len() != n * self.shape.n_embd => {
-                let (got, width) = (hidden.rows.len(), self.shape.n_embd);
-                return refuse(format!("{got} floats for {n} rows of width {width}"));
-            }
-            _ => {}
-        }
+        super::check_input(batch, &self.shape)?;
         super::check_rows(batch.rows, &self.shape, |seq| self.n_rows(seq))?;
         if let Some(tokens) = batch.token_ids() {
             if tokens.len() != n {
@@ -261,15 +251,7 @@ impl StageEngine for DsaStage {
     }
 
     fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
-        super::check_seq(from, &self.shape)?;
-        super::check_seq(to, &self.shape)?;
-        let held = self.n_rows(from);
-        if n_rows > held || from == to {
-            return Err(StageError::InvalidBatch(format!(
-                "copy {n_rows} rows of sequence {} to {}: it holds {held}",
-                from.0, to.0
-            )));
-        }
+        super::check_copy((from, to), n_rows, self.n_rows(from), &self.shape)?;
         let failed = |error: crate::ggml::GgmlError| StageError::Engine(error.to_string());
         self.cache.copy(from.0, to.0, n_rows).map_err(failed)?;
         if let Some(drafts) = &mut self.drafts {

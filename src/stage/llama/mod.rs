@@ -10,7 +10,7 @@ mod passes;
 mod virtual_gguf;
 
 use super::{
-    Boundary, Row, SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
+    Boundary, Row, SeqId, StageBatch, StageEngine, StageError, StageOutput, StageShape,
     families::{self, CutError, EmbeddingScale},
 };
 use crate::{
@@ -213,21 +213,7 @@ impl LlamaStage {
     }
 
     fn check(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
-        let refuse = |what: String| Err(StageError::InvalidBatch(what));
-        match (&batch.input, self.shape.owns_input()) {
-            (StageInput::Tokens(_), false) => {
-                return refuse(format!("token ids for layers {}, which start inside the model", self.shape.layers));
-            }
-            (StageInput::Hidden(_), true) => return refuse("hidden rows for the first stage".into()),
-            (StageInput::Tokens(tokens), true) if tokens.len() != batch.rows.len() => {
-                return refuse(format!("{} token ids for {} rows", tokens.len(), batch.rows.len()));
-            }
-            (StageInput::Hidden(hidden), false) if hidden.rows.len() != batch.rows.len() * self.shape.n_embd => {
-                let (got, rows, width) = (hidden.rows.len(), batch.rows.len(), self.shape.n_embd);
-                return refuse(format!("{got} floats for {rows} rows of width {width}"));
-            }
-            _ => {}
-        }
+        super::check_input(batch, &self.shape)?;
         super::check_rows(batch.rows, &self.shape, |seq| self.n_rows(seq))
     }
 }
@@ -273,15 +259,8 @@ impl StageEngine for LlamaStage {
     }
 
     fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
-        super::check_seq(from, &self.shape)?;
-        super::check_seq(to, &self.shape)?;
         let held = self.n_rows(from);
-        if n_rows > held || from == to {
-            return Err(StageError::InvalidBatch(format!(
-                "copy {n_rows} rows of sequence {} to {}: it holds {held}",
-                from.0, to.0
-            )));
-        }
+        super::check_copy((from, to), n_rows, held, &self.shape)?;
         self.forget(to, 0)?;
         self.rows_held[to.0 as usize] = 0;
         if n_rows > 0 {
