@@ -1,5 +1,5 @@
 //! The form in which request fields are documented: one table entry each, walked by tests and written to
-//! `docs/api.md`.
+//! `docs/api.md` and `/openapi.json`.
 
 /// What a field does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,9 @@ pub struct Field {
     pub name: &'static str,
     /// JSON type and range.
     pub takes: &'static str,
+    /// The same as a JSON schema, for `/openapi.json`. Says nothing of null, which every field accepts; what it cannot say
+    /// (an id must be inside the vocabulary) it leaves out.
+    pub schema: &'static str,
     /// What absence and null mean.
     pub default: &'static str,
     /// What it does.

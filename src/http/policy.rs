@@ -33,6 +33,7 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
     Field {
         name: "phase",
         takes: "string: `decode`, `short_prefill`, `long_prefill`, `verify`, or `prefill`",
+        schema: r#"{"enum":["decode","short_prefill","long_prefill","verify","prefill"]}"#,
         default: "required",
         effect: Works(
             "What the rows are for. `prefill` is a prompt of `n_tokens`, short or long by the package's threshold.",
@@ -43,6 +44,7 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
     Field {
         name: "n_tokens",
         takes: "integer >= 1",
+        schema: r#"{"type":"integer","minimum":1,"maximum":4294967295}"#,
         default: "required",
         effect: Works("Rows of the pass."),
         good: "1",
@@ -51,6 +53,7 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
     Field {
         name: "n_kv",
         takes: "integer >= `n_tokens`",
+        schema: r#"{"type":"integer","minimum":1,"maximum":4294967295}"#,
         default: "required",
         effect: Works("KV rows that the last of them sees, itself included."),
         good: "4294967295",
@@ -59,6 +62,7 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
     Field {
         name: "path",
         takes: "string: `dense`, `direct-sparse`, `compact-flash`, `sparse-chunked` or `fallback`",
+        schema: r#"{"enum":["dense","direct-sparse","compact-flash","sparse-chunked","fallback"]}"#,
         default: "none",
         effect: Works("Path to force, as `attention_path` of a completion does."),
         good: "\"direct-sparse\"",
@@ -67,6 +71,7 @@ pub const EXPLAIN_FIELDS: &[Field] = &[
     Field {
         name: "backend",
         takes: "string: `cpu`, `cuda`, `metal` or `vulkan`",
+        schema: r#"{"enum":["cpu","cuda","metal","vulkan"]}"#,
         default: "the stage's own",
         effect: Works("Answers as if the stage ran there."),
         good: "\"cuda\"",

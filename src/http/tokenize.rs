@@ -44,6 +44,7 @@ pub const TOKENIZE_FIELDS: &[Field] = &[
     Field {
         name: "content",
         takes: "string",
+        schema: r#"{"type":"string"}"#,
         default: "required",
         effect: Works("The text."),
         good: "\"abc\"",
@@ -52,6 +53,7 @@ pub const TOKENIZE_FIELDS: &[Field] = &[
     Field {
         name: "add_special",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "false",
         effect: Works("Adds what the model expects around a prompt, such as BOS."),
         good: "true",
@@ -60,6 +62,7 @@ pub const TOKENIZE_FIELDS: &[Field] = &[
     Field {
         name: "parse_special",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "true",
         effect: Works("Takes control tokens written out in the text as such."),
         good: "false",
@@ -68,6 +71,7 @@ pub const TOKENIZE_FIELDS: &[Field] = &[
     Field {
         name: "with_pieces",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "false",
         effect: Works(
             "Answers with `{\"id\", \"piece\"}` for each token; a piece that is not UTF-8 by itself is an array of bytes.",
@@ -81,6 +85,7 @@ pub const TOKENIZE_FIELDS: &[Field] = &[
 pub const DETOKENIZE_FIELDS: &[Field] = &[Field {
     name: "tokens",
     takes: "array of token ids",
+    schema: r#"{"type":"array","items":{"type":"integer","minimum":0}}"#,
     default: "required",
     effect: Works("The tokens; control tokens are written out, bytes that are not UTF-8 become U+FFFD."),
     good: "[97,98]",

@@ -8,6 +8,7 @@ mod fuzz;
 mod lifecycle;
 mod policy;
 mod requests;
+mod schema;
 mod series;
 mod speculation;
 mod streams;

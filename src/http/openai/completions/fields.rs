@@ -25,6 +25,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "model",
         takes: "string",
+        schema: r#"{"type":"string"}"#,
         default: "the model served",
         effect: Works("Must be the id of the model served; another one is a 404 `model_not_found`."),
         good: "\"fake\"",
@@ -33,6 +34,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "prompt",
         takes: "string, array of token ids, array of strings, or array of token id arrays",
+        schema: r#"{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"integer","minimum":0},"minItems":1},{"type":"array","items":{"type":"string"},"minItems":1},{"type":"array","items":{"type":"array","items":{"type":"integer","minimum":0},"minItems":1},"minItems":1}]}"#,
         default: "required",
         effect: Works(
             "Control tokens written out in a string count as such, and what the model expects around a prompt (such as BOS) is added; \
@@ -59,6 +61,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "max_tokens",
         takes: "integer >= 0",
+        schema: r#"{"type":"integer","minimum":0,"maximum":4294967295}"#,
         default: "16",
         effect: Works(
             "Tokens generated at most. What exceeds the context is clamped: the answer then ends with `length`. 0 generates nothing, which \
@@ -70,6 +73,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "max_completion_tokens",
         takes: "integer >= 0",
+        schema: r#"{"type":"integer","minimum":0,"maximum":4294967295}"#,
         default: "`max_tokens`",
         effect: Works("The newer name of `max_tokens`; wins when both are given."),
         good: "3",
@@ -78,6 +82,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "temperature",
         takes: "number 0 to 2",
+        schema: r#"{"type":"number","minimum":0,"maximum":2}"#,
         default: "1",
         effect: Works(
             "0 always takes the most likely token. Applied after bias, penalties, `top_k`, `top_p` and `min_p`, in this order.",
@@ -88,6 +93,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "top_p",
         takes: "number above 0, to 1",
+        schema: r#"{"type":"number","exclusiveMinimum":0,"maximum":1}"#,
         default: "1 (off)",
         effect: Works("Keeps the smallest set of most likely tokens whose probability reaches this."),
         good: "0.5",
@@ -96,6 +102,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "top_k",
         takes: "integer >= 0, or -1",
+        schema: r#"{"type":"integer","minimum":-1,"maximum":2147483647}"#,
         default: "0 (off)",
         effect: Works("Keeps this many most likely tokens; 0 and -1 keep all."),
         good: "2",
@@ -104,6 +111,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "min_p",
         takes: "number 0 to 1",
+        schema: r#"{"type":"number","minimum":0,"maximum":1}"#,
         default: "0 (off)",
         effect: Works("Keeps tokens at least this fraction as likely as the most likely one."),
         good: "0.5",
@@ -112,6 +120,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "seed",
         takes: "integer, 64 bits",
+        schema: r#"{"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}"#,
         default: "random",
         effect: Works("Makes the draw repeatable. Choice `i` of a prompt draws with `seed + i`."),
         good: "42",
@@ -120,6 +129,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "stop",
         takes: "string, or array of up to 16 strings",
+        schema: r#"{"anyOf":[{"type":"string","minLength":1,"maxLength":4096},{"type":"array","items":{"type":"string","minLength":1,"maxLength":4096},"maxItems":16}]}"#,
         default: "none",
         effect: Works(
             "The answer ends before the first of these texts, wherever tokens begin and end. No part of it is ever sent. OpenAI allows 4.",
@@ -130,6 +140,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "presence_penalty",
         takes: "number -2 to 2",
+        schema: r#"{"type":"number","minimum":-2,"maximum":2}"#,
         default: "0",
         effect: Works("Taken off the logit of every token that has occurred, prompt included."),
         good: "1.5",
@@ -138,6 +149,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "frequency_penalty",
         takes: "number -2 to 2",
+        schema: r#"{"type":"number","minimum":-2,"maximum":2}"#,
         default: "0",
         effect: Works("Taken off the logit of a token once for each time it has occurred, prompt included."),
         good: "1.5",
@@ -146,6 +158,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "logit_bias",
         takes: "object from token id to number -100 to 100, or array of [id, number]; up to 1024 entries",
+        schema: r#"{"anyOf":[{"type":"object","additionalProperties":{"type":"number","minimum":-100,"maximum":100},"maxProperties":1024},{"type":"array","items":{"type":"array","items":{"type":"number"},"minItems":2,"maxItems":2},"maxItems":1024}]}"#,
         default: "none",
         effect: Works(
             "Added to the logits of these tokens before anything else: -100 bans a token, 100 all but forces it.",
@@ -166,6 +179,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "logprobs",
         takes: "integer 0 to 5",
+        schema: r#"{"type":"integer","minimum":0,"maximum":5}"#,
         default: "none",
         effect: Works(
             "Log-probability of every token, with this many alternatives at its place; the chosen token is always among them, so there may be \
@@ -177,6 +191,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "echo",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "false",
         effect: Works("The answer begins with the prompt, whose log-probabilities are given too if asked for."),
         good: "true",
@@ -185,6 +200,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "n",
         takes: "integer 1 to 128",
+        schema: r#"{"type":"integer","minimum":1,"maximum":128}"#,
         default: "1",
         effect: Works("Choices for each prompt. Each takes a lane of its own; prompts times `n` must not exceed 128."),
         good: "2",
@@ -193,6 +209,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "best_of",
         takes: "integer, equal to `n`",
+        schema: r#"{"type":"integer","minimum":1,"maximum":128}"#,
         default: "`n`",
         effect: Works("Accepted when it changes nothing, that is when it equals `n`; else a 400."),
         good: "1",
@@ -201,6 +218,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "ignore_eos",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "false",
         effect: Works("Goes on after an end-of-generation token. Not in OpenAI's API; meant for benchmarks."),
         good: "true",
@@ -209,6 +227,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "attention_path",
         takes: "string: `dense`, `direct-sparse`, `compact-flash`, `sparse-chunked` or `fallback`",
+        schema: r#"{"enum":["dense","direct-sparse","compact-flash","sparse-chunked","fallback"]}"#,
         default: "what the policy decides",
         effect: Works(
             "Forces how attention runs, in every phase of this request; for experiments. A path that the backend lacks, or whose mask would \
@@ -221,6 +240,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "speculative",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "true",
         effect: Works(
             "With false, no tokens are drafted for this request, whatever the server's strategy. Changes how long the answer takes, not what \
@@ -232,6 +252,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "stream",
         takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
         default: "false",
         effect: Works("Answers with server-sent events."),
         good: "true",
@@ -240,6 +261,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "stream_options",
         takes: "object with `include_usage` (boolean)",
+        schema: r#"{"type":"object","properties":{"include_usage":{"type":"boolean"}}}"#,
         default: "none",
         effect: Works(
             "With `include_usage`, one more chunk before `[DONE]` carries the usage and no choices, and all others `\"usage\": null`. Only \
@@ -251,6 +273,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "suffix",
         takes: "string",
+        schema: r#"{"type":"string"}"#,
         default: "none",
         effect: Refused("Text after the insertion (fill in the middle) is not implemented."),
         good: "\"end\"",
@@ -259,6 +282,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "user",
         takes: "string",
+        schema: r#"{"type":"string"}"#,
         default: "none",
         effect: Works("Appears in the access log, cut to 64 characters. Does not change the answer."),
         good: "\"someone\"",
