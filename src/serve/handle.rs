@@ -32,6 +32,16 @@ pub struct ServeOptions {
     /// Tokens of one request at most, prompt and answer together. Default: the engine's KV rows divided by the
     /// lanes, so that no request without `max_tokens` has to wait for another; maximum: all KV rows.
     pub ctx_per_request: Option<u32>,
+    /// Time that a request may take from its submission to its last token, waiting included; it fails with
+    /// [`ServeError::Deadline`] after that. Default: none.
+    pub request_timeout: Option<Duration>,
+    /// Bytes of host memory that may hold the rows of finished requests, for prompts that begin alike; 0 keeps none.
+    pub prefix_cache_bytes: u64,
+}
+
+impl ServeOptions {
+    /// What `serve` sets [`prefix_cache_bytes`](Self::prefix_cache_bytes) to when the operator does not say: 256 MiB.
+    pub const PREFIX_CACHE_BYTES: u64 = 256 << 20;
 }
 
 /// What is served.

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// One generation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// Names the request in logs; never a metric label.
     pub request_id: String,
@@ -31,6 +31,27 @@ pub struct GenerateRequest {
     pub path: Option<Path>,
     /// Never draft, whatever the server's strategy. Changes how long the answer takes, not what it is.
     pub without_speculation: bool,
+    /// Whether rows of earlier requests may stand in for the beginning of the prompt. Changes how long the answer takes,
+    /// not what it is.
+    pub cache_prompt: bool,
+}
+
+impl Default for GenerateRequest {
+    fn default() -> Self {
+        Self {
+            request_id: String::new(),
+            prompt: Vec::new(),
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            max_tokens: None,
+            logprobs: None,
+            prompt_logprobs: false,
+            ignore_eos: false,
+            path: None,
+            without_speculation: false,
+            cache_prompt: true,
+        }
+    }
 }
 
 /// What a request's receiver gets: `Started`, then `Prompt` when asked for, then deltas, then exactly one of `Done`

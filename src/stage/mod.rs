@@ -181,6 +181,9 @@ pub enum StageError {
         /// Capacity of the cache, or of a sequence's part of it.
         n_ctx: u32,
     },
+    /// The engine cannot do this at all, whatever the arguments; nothing was changed.
+    #[error("the engine cannot {0}")]
+    Unsupported(&'static str),
     /// The engine failed; the stage's state is unknown and every sequence must be dropped.
     #[error("stage failed: {0}")]
     Engine(String),
@@ -208,6 +211,29 @@ pub trait StageEngine: Send {
     /// # Errors
     /// When `from` holds fewer rows, or the engine cannot copy part of a sequence.
     fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError>;
+
+    /// The first `n_rows` rows of `seq` as bytes, for [`restore`](Self::restore): everything that later rows depend on,
+    /// that of the draft head included where it has followed the sequence. The sequence stays as it is. The bytes mean
+    /// something to this engine only, as long as it lives.
+    ///
+    /// # Errors
+    /// [`StageError::Unsupported`] when the engine cannot take rows out; [`StageError::InvalidBatch`] when `seq` holds
+    /// fewer.
+    fn save(&mut self, seq: SeqId, n_rows: u32) -> Result<Vec<u8>, StageError> {
+        let _ = (seq, n_rows);
+        Err(StageError::Unsupported("save rows"))
+    }
+
+    /// Makes the first `n_rows` of the rows that `state` was [`save`](Self::save)d with the content of `seq`, which is
+    /// emptied first. What is computed behind them is, bit for bit, what it would have been in the first place.
+    ///
+    /// # Errors
+    /// [`StageError::Unsupported`] as for `save`; [`StageError::InvalidBatch`] when `state` holds fewer rows or is not of
+    /// this engine. The sequence is empty then.
+    fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError> {
+        let _ = (seq, state, n_rows);
+        Err(StageError::Unsupported("restore rows"))
+    }
 
     /// Rows that `seq` holds.
     fn n_rows(&self, seq: SeqId) -> u32;

@@ -51,7 +51,7 @@ fn server(lanes: u32, split: &[u32]) -> ServeHandle {
         ..ServeFlags::default()
     };
     let model = load(&flags.resolve().unwrap()).unwrap();
-    let options = ServeOptions { lanes: Some(lanes), max_queue: None, ctx_per_request: Some(256) };
+    let options = ServeOptions { lanes: Some(lanes), ctx_per_request: Some(256), ..ServeOptions::default() };
     serve::spawn(model.engine, model.text, model.card, options).unwrap().0
 }
 

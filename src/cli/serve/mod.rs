@@ -149,7 +149,13 @@ fn load_and_start(config: &ServeConfig, starter: Starter) -> anyhow::Result<()> 
 }
 
 fn serve_options(config: &ServeConfig) -> ServeOptions {
-    ServeOptions { lanes: Some(config.lanes), max_queue: config.max_queue, ctx_per_request: config.ctx_size }
+    ServeOptions {
+        lanes: Some(config.lanes),
+        max_queue: config.max_queue,
+        ctx_per_request: config.ctx_size,
+        request_timeout: None,
+        prefix_cache_bytes: ServeOptions::PREFIX_CACHE_BYTES,
+    }
 }
 
 fn http_options(config: &ServeConfig) -> HttpOptions {

@@ -62,6 +62,7 @@ pub async fn plan(
                     ignore_eos: valid.ignore_eos,
                     path: valid.attention_path,
                     without_speculation: !valid.speculative,
+                    cache_prompt: true,
                 },
                 assembler: Assembler::new(text.clone(), echo.clone(), valid.logprobs.is_some()),
                 counts_prompt: i == 0,
