@@ -112,7 +112,7 @@ fn measure(args: &DecodeArgs, lanes: u32, runtime: &tokio::runtime::Runtime) -> 
         model.engine,
         model.text,
         model.card,
-        ServeOptions { lanes: Some(lanes), max_queue: None, ctx_per_request: config.ctx_size },
+        ServeOptions { lanes: Some(lanes), ctx_per_request: config.ctx_size, ..ServeOptions::default() },
     )?;
     let mut plain = Baseline::load(
         &args.gguf,
