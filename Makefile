@@ -17,7 +17,7 @@ ARGS ?=
 CARGO_FLAGS := --locked --release
 
 .NOTPARALLEL:
-.PHONY: help serve build test fmt clippy test-rust test-doc test-python test-models lint bench setup setup-test clean-cache
+.PHONY: help serve build test fmt clippy test-rust test-doc test-python test-node test-models lint bench setup setup-test clean-cache
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ endif
 build: setup ## build the release binaries
 	cargo build $(CARGO_FLAGS) --bins
 
-test: fmt clippy test-rust test-doc test-python ## everything that must pass before a change lands
+test: fmt clippy test-rust test-doc test-python test-node ## everything that must pass before a change lands
 
 fmt: setup-test
 	cargo fmt --check
@@ -51,6 +51,10 @@ test-doc: setup-test
 test-python: setup-test test-models ## the official OpenAI client and promtool against a real server process
 	cargo build $(CARGO_FLAGS) --bins
 	SKIPPY_BIN=$(BIN) scripts/test-python.sh
+
+test-node: setup-test ## the official OpenAI client for JavaScript against a real server process
+	cargo build $(CARGO_FLAGS) --bins
+	SKIPPY_BIN=$(BIN) scripts/test-node.sh
 
 test-models: ## fetch the real models that the tests use, checksums verified
 	@scripts/fetch-model.sh smollm2 gemma3 >/dev/null

@@ -65,3 +65,13 @@ need_pip() {
     "$PYTHON" -m pip --version >/dev/null 2>&1 ||
         die "$PYTHON with pip is needed to fetch from PyPI: install python3 and python3-pip, or set PYTHON to one that has it"
 }
+
+# node, 18 or newer, with npm; installs both where that is possible.
+need_node() {
+    if ! { have node && have npm; } && have apt-get && can_be_root; then
+        apt_install nodejs npm
+    fi
+    { have node && have npm; } || die "node and npm are needed for the tests of the JavaScript client: install Node 18 or newer"
+    node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 18 ? 0 : 1)' ||
+        die "node $(node --version) is too old: 18 or newer is needed"
+}

@@ -2,7 +2,7 @@
 # Installs what the build needs and this machine lacks; says what to do where it cannot. Quiet when nothing is missing.
 #
 #   scripts/setup.sh          the build: cargo, a C++ compiler, cmake, libclang
-#   scripts/setup.sh test     also the checks: rustfmt, clippy, python3 with pip, promtool
+#   scripts/setup.sh test     also the checks: rustfmt, clippy, python3 with pip, node with npm, promtool
 
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -125,6 +125,7 @@ build) ;;
 test)
     setup_rust_components
     need_pip
+    need_node
     setup_promtool
     ;;
 *) die "usage: scripts/setup.sh [build|test]" ;;

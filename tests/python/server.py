@@ -24,6 +24,11 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
+def cases(name):
+    """A table that the tests in JavaScript walk too."""
+    return json.loads((pathlib.Path(__file__).parents[1] / "cases" / f"{name}.json").read_text())
+
+
 def command(*args):
     return [BIN, "serve", *args]
 

@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 from conftest import CONTEXT, connect
+from server import cases
 
 # The model is sure how these go on. Greedy text of a less certain prompt may differ when requests share a batch: ggml may
 # sum in another order for another number of rows, and near ties then fall the other way.
@@ -227,24 +228,7 @@ def error_of(server, kind, status, call):
 
 
 @pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("temperature", {"temperature": 2.5}),
-        ("temperature", {"temperature": "warm"}),
-        ("top_p", {"top_p": 1.5}),
-        ("max_tokens", {"max_tokens": -1}),
-        ("logprobs", {"logprobs": 6}),
-        ("n", {"n": 0}),
-        ("best_of", {"best_of": 3}),
-        ("suffix", {"suffix": "the end"}),
-        ("stop", {"stop": 7}),
-        ("logit_bias", {"logit_bias": {"99999999": 1}}),
-        ("presence_penalty", {"presence_penalty": 9}),
-        ("prompt", {"prompt": [-1]}),
-        ("prompt", {"prompt": [2**31 - 1]}),
-        ("stream_options", {"stream_options": {"include_usage": True}}),
-    ],
-    ids=json.dumps,
+    ("param", "fields"), [case.values() for case in cases("bad_completions")], ids=json.dumps
 )
 def test_wrong_values_are_bad_requests_that_name_the_field(client, server, model, param, fields):
     request = {"model": model, "prompt": PROMPT, "max_tokens": 4, **fields}
