@@ -8,20 +8,53 @@ use std::{
 use super::error::capped;
 
 /// Declares a request object. Each field becomes an `Option`; the struct also gets `unknown` and a list `FIELDS`.
+///
+/// `field as "name": type` gives a field another name on the wire. A last line `..group: Type,` takes in all fields of
+/// another such struct, as if they stood here.
 macro_rules! wire_struct {
-    ($(#[$doc:meta])* $vis:vis struct $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)+ }) => {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident {
+        $($(#[$field_doc:meta])* $field:ident $(as $wire:literal)?: $ty:ty,)+
+        $(.. $group:ident: $group_ty:ty,)?
+    }) => {
         $(#[$doc])*
         #[derive(Debug, Default)]
         $vis struct $name {
             $($(#[$field_doc])* pub $field: Option<$ty>,)+
+            $(
+                /// The fields that this request shares with others.
+                pub $group: $group_ty,
+            )?
             /// Names of fields that this server does not know.
             pub unknown: $crate::http::wire::UnknownFields,
         }
 
         impl $name {
-            /// Every known field.
+            /// Every known field, without those of a group.
             #[cfg(test)]
-            $vis const FIELDS: &'static [&'static str] = &[$(stringify!($field),)+];
+            #[allow(dead_code)]
+            $vis const FIELDS: &'static [&'static str] = &[$($crate::http::wire::wire_name!($field $($wire)?),)+];
+
+            /// Takes the value of field `key`, if there is such a field.
+            pub(in $crate::http) fn take<'de, A: serde::de::MapAccess<'de>>(
+                &mut self,
+                key: &str,
+                seen: &mut Vec<&'static str>,
+                map: &mut A,
+            ) -> Result<bool, A::Error> {
+                match key {
+                    $($crate::http::wire::wire_name!($field $($wire)?) => {
+                        $crate::http::wire::once($crate::http::wire::wire_name!($field $($wire)?), seen)?;
+                        self.$field = map.next_value()?;
+                        Ok(true)
+                    })+
+                    _ => {
+                        $(if self.$group.take(key, seen, map)? {
+                            return Ok(true);
+                        })?
+                        Ok(false)
+                    }
+                }
+            }
         }
 
         impl<'de> serde::Deserialize<'de> for $name {
@@ -39,18 +72,9 @@ macro_rules! wire_struct {
                         let mut object = $name::default();
                         let mut seen: Vec<&'static str> = Vec::new();
                         while let Some(key) = map.next_key::<String>()? {
-                            match key.as_str() {
-                                $(stringify!($field) => {
-                                    if seen.contains(&stringify!($field)) {
-                                        return Err(serde::de::Error::duplicate_field(stringify!($field)));
-                                    }
-                                    seen.push(stringify!($field));
-                                    object.$field = map.next_value()?;
-                                })+
-                                unknown => {
-                                    object.unknown.note(unknown);
-                                    map.next_value::<serde::de::IgnoredAny>()?;
-                                }
+                            if !object.take(&key, &mut seen, &mut map)? {
+                                object.unknown.note(&key);
+                                map.next_value::<serde::de::IgnoredAny>()?;
                             }
                         }
                         Ok(object)
@@ -63,6 +87,29 @@ macro_rules! wire_struct {
     };
 }
 
+/// The name of a field on the wire.
+macro_rules! wire_name {
+    ($field:ident) => {
+        stringify!($field)
+    };
+    ($field:ident $wire:literal) => {
+        $wire
+    };
+}
+
+/// Notes that a field came.
+///
+/// # Errors
+/// When it came before.
+pub(super) fn once<E: serde::de::Error>(field: &'static str, seen: &mut Vec<&'static str>) -> Result<(), E> {
+    if seen.contains(&field) {
+        return Err(E::duplicate_field(field));
+    }
+    seen.push(field);
+    Ok(())
+}
+
+pub(super) use wire_name;
 pub(super) use wire_struct;
 
 /// Names of unknown fields, sorted, a bounded number of them, each cut to 40 characters.
@@ -119,6 +166,15 @@ mod tests {
         }
     }
 
+    wire_struct! {
+        /// An object that has what a thing has, and more.
+        struct Bigger {
+            /// A field with a Rust keyword for a name.
+            kind as "type": String,
+            ..thing: Thing,
+        }
+    }
+
     fn parse(json: &str) -> Result<Thing, serde_json::Error> {
         serde_json::from_str(json)
     }
@@ -135,6 +191,18 @@ mod tests {
         assert!(parse(r#"{"size":1,"size":2}"#).unwrap_err().to_string().contains("duplicate field `size`"));
         assert!(parse(r#"{"size":null,"size":2}"#).is_err());
         assert!(parse("[1]").unwrap_err().to_string().contains("expected an object"));
+    }
+
+    #[test]
+    fn a_group_is_part_of_the_object() {
+        let bigger: Bigger = serde_json::from_str(r#"{"size":3,"type":"x","thing":{},"kind":1}"#).unwrap();
+        assert_eq!((bigger.thing.size, bigger.kind.as_deref()), (Some(3), Some("x")));
+        assert_eq!(bigger.unknown.0, ["kind".to_owned(), "thing".to_owned()].into());
+        assert!(serde_json::from_str::<Bigger>(r#"{"size":3,"type":"x","size":4}"#).is_err());
+        assert_eq!(Bigger::FIELDS, ["type"]);
+        let mut json = serde_json::Deserializer::from_str(r#"{"size":"x"}"#);
+        let error = serde_path_to_error::deserialize::<_, Bigger>(&mut json).unwrap_err();
+        assert_eq!(error.path().to_string(), "size");
     }
 
     /// atoma-infer#244: a misspelt field is dropped, but not silently.

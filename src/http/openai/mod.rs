@@ -1,6 +1,12 @@
 //! OpenAI's API: what is served, and a clear answer for what is not.
 
+pub mod answer;
 pub mod completions;
+pub mod fields;
+pub mod params;
+pub mod respond;
+mod stream;
+pub mod values;
 
 use axum::extract::MatchedPath;
 

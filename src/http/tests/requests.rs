@@ -4,10 +4,13 @@ use super::*;
 use crate::{
     http::{
         fields::{Effect, Field},
-        openai::completions::{
-            fields::FIELDS,
-            types::CompletionRequest,
-            validate::{Validated, validate},
+        openai::{
+            completions::{
+                fields::FIELDS,
+                types::CompletionRequest,
+                validate::{Validated, validate},
+            },
+            params::Params,
         },
         tokenize::{DETOKENIZE_FIELDS, DetokenizeRequest, TOKENIZE_FIELDS, TokenizeRequest},
     },
@@ -40,7 +43,7 @@ fn the_tables_list_exactly_the_fields_that_are_parsed() {
         names.sort_unstable();
         names
     };
-    assert_eq!(sorted(names(FIELDS)), sorted(CompletionRequest::FIELDS.to_vec()));
+    assert_eq!(sorted(names(FIELDS)), sorted([CompletionRequest::FIELDS, Params::FIELDS].concat()));
     assert_eq!(names(TOKENIZE_FIELDS), TokenizeRequest::FIELDS);
     assert_eq!(names(DETOKENIZE_FIELDS), DetokenizeRequest::FIELDS);
 }
@@ -342,7 +345,8 @@ async fn sampling_fields_reach_the_sampler() {
     // -1 is off, as in vLLM.
     let off = |top_k: i32| json!({"temperature": 2, "seed": 3, "top_k": top_k});
     assert_eq!(text(off(-1)).await, text(off(0)).await);
-    let sampling = validated(request(json!({"top_p": 0.25, "min_p": 0.5, "presence_penalty": 1, "seed": -1}))).sampling;
+    let sampling =
+        validated(request(json!({"top_p": 0.25, "min_p": 0.5, "presence_penalty": 1, "seed": -1}))).common.sampling;
     assert_eq!(
         (sampling.top_p, sampling.min_p, sampling.presence_penalty, sampling.seed),
         (0.25, 0.5, 1.0, Some(u64::MAX))

@@ -3,27 +3,21 @@
 use std::sync::Arc;
 
 use super::{
-    types::{Alternatives, Logprobs},
+    types::{Alternatives, Choice, Logprobs},
     validate::{ValidPrompt, Validated},
 };
 use crate::{
     http::{
         error::ApiError,
+        openai::respond::{self, End, Output},
         tokenize::{ids_of, refused},
     },
-    serve::{Event, FinishReason, GenerateRequest, ServeError, Timings, TokenOut, Usage},
+    serve::{Event, FinishReason, GenerateRequest, ServeError, TokenOut},
     text::{TextModel, Utf8Stream},
 };
 
 /// A generation to submit, and what to make of its events.
-pub struct Planned {
-    /// For the scheduler.
-    pub request: GenerateRequest,
-    /// For the answer.
-    pub assembler: Assembler,
-    /// Whether its prompt counts in the usage: several choices of one prompt count it once.
-    pub counts_prompt: bool,
-}
+pub type Planned = respond::Planned<Assembler>;
 
 /// One generation for each choice, in the order of their indices.
 ///
@@ -47,24 +41,14 @@ pub async fn plan(
             ValidPrompt::Text(text) => text.clone(),
             ValidPrompt::Tokens(tokens) => pieces(text.as_ref(), tokens),
         });
-        for i in 0..valid.n {
-            let mut sampling = valid.sampling.clone();
-            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(u64::from(i)));
+        for i in 0..valid.common.n {
             planned.push(Planned {
                 request: GenerateRequest {
-                    request_id: request_id.to_owned(),
-                    prompt: tokens.clone(),
-                    sampling,
-                    stop: valid.stop.clone(),
-                    max_tokens: Some(valid.max_tokens),
                     logprobs: valid.logprobs,
                     prompt_logprobs: valid.echo && valid.logprobs.is_some(),
-                    ignore_eos: valid.ignore_eos,
-                    path: valid.attention_path,
-                    without_speculation: !valid.speculative,
-                    cache_prompt: true,
+                    ..valid.common.request(request_id, tokens.clone(), i)
                 },
-                assembler: Assembler::new(text.clone(), echo.clone(), valid.logprobs.is_some()),
+                choice: Assembler::new(text.clone(), echo.clone(), valid.logprobs.is_some()),
                 counts_prompt: i == 0,
             });
         }
@@ -92,18 +76,8 @@ fn pieces(text: &dyn TextModel, tokens: &[i32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What an event adds to a choice.
-#[derive(Debug)]
-pub enum Output {
-    /// Nothing to show.
-    Nothing,
-    /// More text, with the log-probabilities of its tokens when asked for.
-    Piece(String, Option<Logprobs>),
-    /// The end.
-    Done(FinishReason, Usage, Timings),
-    /// The end, badly.
-    Failed(ApiError),
-}
+/// Text, with the log-probabilities of its tokens when asked for.
+pub type Piece = (String, Option<Logprobs>);
 
 /// Turns the events of one generation into text and log-probabilities.
 pub struct Assembler {
@@ -114,40 +88,63 @@ pub struct Assembler {
     offsets: Offsets,
 }
 
-impl Assembler {
-    fn new(text: Arc<dyn TextModel>, echo: Option<String>, logprobs: bool) -> Self {
-        Self { text, echo, logprobs, offsets: Offsets::default() }
-    }
+impl respond::Choice for Assembler {
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK: &'static str = "text_completion";
+    const PREFIX: &'static str = "cmpl-";
+    type Piece = Piece;
+    type Delta = Choice;
+    type Whole = Choice;
 
-    /// Whether the answer carries log-probabilities.
-    pub fn wants_logprobs(&self) -> bool {
-        self.logprobs
-    }
-
-    /// Takes the next event.
-    pub fn take(&mut self, event: Event) -> Output {
+    fn take(&mut self, event: Event) -> Output<Piece> {
         match event {
             // With log-probabilities the prompt is shown when they are there.
-            Event::Started { .. } if self.logprobs => Output::Nothing,
-            Event::Started { .. } => self.echo.take().map_or(Output::Nothing, |echo| Output::Piece(echo, None)),
+            Event::Started { .. } if self.logprobs => Output::nothing(),
+            Event::Started { .. } => self.echo.take().map_or(Output::nothing(), |echo| Output::piece((echo, None))),
             Event::Prompt(tokens) => {
                 let echo = self.echo.take().unwrap_or_default();
                 self.offsets.align(&echo, &tokens);
-                Output::Piece(echo, Some(self.logprobs_of(&tokens)))
+                Output::piece((echo, Some(self.logprobs_of(&tokens))))
             }
             Event::Delta { text, tokens } if text.is_empty() && (tokens.is_empty() || !self.logprobs) => {
-                Output::Nothing
+                Output::nothing()
             }
             Event::Delta { text, tokens } => {
                 let logprobs = self.logprobs.then(|| self.logprobs_of(&tokens));
-                Output::Piece(text, logprobs)
+                Output::piece((text, logprobs))
             }
             Event::Done { reason: reason @ (FinishReason::Stop | FinishReason::Length), usage, timings } => {
-                Output::Done(reason, usage, timings)
+                Output::end(End::Done(reason.label(), usage, timings))
             }
-            Event::Done { .. } => Output::Failed(ServeError::Draining.into()),
-            Event::Failed(error) => Output::Failed(error.into()),
+            Event::Done { .. } => Output::end(End::Failed(ServeError::Draining.into())),
+            Event::Failed(error) => Output::end(End::Failed(error.into())),
         }
+    }
+
+    fn delta(index: u32, (text, logprobs): Piece) -> Choice {
+        Choice { text, index, logprobs, finish_reason: None }
+    }
+
+    fn end(index: u32, reason: &'static str) -> Choice {
+        Choice { text: String::new(), index, logprobs: None, finish_reason: Some(reason) }
+    }
+
+    fn whole(&self, index: u32, pieces: Vec<Piece>, reason: &'static str) -> Choice {
+        let logprobs = self.logprobs.then(Logprobs::default);
+        let mut choice = Choice { text: String::new(), index, logprobs, finish_reason: Some(reason) };
+        for (text, logprobs) in pieces {
+            choice.text.push_str(&text);
+            if let (Some(all), Some(more)) = (&mut choice.logprobs, logprobs) {
+                all.extend(more);
+            }
+        }
+        choice
+    }
+}
+
+impl Assembler {
+    fn new(text: Arc<dyn TextModel>, echo: Option<String>, logprobs: bool) -> Self {
+        Self { text, echo, logprobs, offsets: Offsets::default() }
     }
 
     fn logprobs_of(&mut self, tokens: &[TokenOut]) -> Logprobs {
@@ -216,7 +213,13 @@ impl Offsets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::testing::{BOS, EOG, FIRST_PIECE, FakeText};
+    use crate::{
+        http::openai::respond::Choice as _,
+        serve::{
+            Timings, Usage,
+            testing::{BOS, EOG, FIRST_PIECE, FakeText},
+        },
+    };
 
     fn assembler(pieces: &[&[u8]], echo: Option<&str>) -> Assembler {
         let text: Arc<dyn TextModel> = Arc::new(FakeText::with_pieces(pieces.iter().copied()));
@@ -234,11 +237,15 @@ mod tests {
         ids.iter().map(token).collect()
     }
 
-    fn offsets(output: Output) -> Vec<usize> {
-        match output {
-            Output::Piece(_, Some(logprobs)) => logprobs.text_offset,
+    fn only_piece(output: Output<Piece>) -> (String, Logprobs) {
+        match (<[Piece; 1]>::try_from(output.pieces), output.end) {
+            (Ok([(text, Some(logprobs))]), None) => (text, logprobs),
             other => panic!("{other:?}"),
         }
+    }
+
+    fn offsets(output: Output<Piece>) -> Vec<usize> {
+        only_piece(output).1.text_offset
     }
 
     #[test]
@@ -257,14 +264,10 @@ mod tests {
     fn offsets_of_an_echo_ignore_the_space_that_the_tokenizer_added() {
         let mut assembler = assembler(&[b" Hi", b" you"], Some("Hi"));
         let prompt = Event::Prompt(tokens(&assembler, &[BOS, FIRST_PIECE]));
-        match assembler.take(prompt) {
-            Output::Piece(text, Some(logprobs)) => {
-                assert_eq!(text, "Hi");
-                assert_eq!(logprobs.tokens, ["<bos>", " Hi"]);
-                assert_eq!(logprobs.text_offset, [0, 0]);
-            }
-            other => panic!("{other:?}"),
-        }
+        let (text, logprobs) = only_piece(assembler.take(prompt));
+        assert_eq!(text, "Hi");
+        assert_eq!(logprobs.tokens, ["<bos>", " Hi"]);
+        assert_eq!(logprobs.text_offset, [0, 0]);
         let delta = Event::Delta { text: " you".to_owned(), tokens: tokens(&assembler, &[FIRST_PIECE + 1]) };
         assert_eq!(offsets(assembler.take(delta)), [2]);
     }
@@ -278,11 +281,7 @@ mod tests {
             logprob: Some(-2.0),
             top: vec![(FIRST_PIECE, -0.5), (33, -1.0)],
         };
-        let Output::Piece(_, Some(logprobs)) =
-            assembler.take(Event::Delta { text: "x".to_owned(), tokens: vec![token] })
-        else {
-            panic!("no piece");
-        };
+        let (_, logprobs) = only_piece(assembler.take(Event::Delta { text: "x".to_owned(), tokens: vec![token] }));
         let wanted = Alternatives(vec![("x".to_owned(), -0.5), ("!".to_owned(), -1.0)]);
         assert_eq!(logprobs.top_logprobs, [Some(wanted)]);
     }
@@ -292,7 +291,7 @@ mod tests {
         let mut assembler = assembler(&[], None);
         for reason in [FinishReason::Cancelled, FinishReason::Error] {
             let event = Event::Done { reason, usage: Usage::default(), timings: Timings::default() };
-            assert!(matches!(assembler.take(event), Output::Failed(_)));
+            assert!(matches!(assembler.take(event).end, Some(End::Failed(_))));
         }
     }
 }

@@ -4,7 +4,6 @@
 //! generations.
 
 use std::{
-    collections::VecDeque,
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
@@ -12,16 +11,13 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::{
-    sync::mpsc::UnboundedReceiver,
-    time::{Instant, Sleep, sleep},
-};
+use serde::Serialize;
+use tokio::time::{Instant, Sleep, sleep};
 use tokio_stream::Stream;
 
 use super::{
-    Head, Tally,
-    convert::{Assembler, Output},
-    types::{Choice, Completion, TimingsBody},
+    answer::{Body, Head, Tally, TimingsBody, UsageBody},
+    respond::{Choice, End, Lane, let_go},
 };
 use crate::{
     http::{
@@ -35,21 +31,11 @@ use crate::{
 /// Frames that one poll puts together at most: a reader that was away must not get everything as one piece.
 const MAX_FRAME_BYTES: usize = 64 << 10;
 
-/// One choice that is still being generated.
-pub(super) struct Lane {
-    pub(super) index: u32,
-    pub(super) assembler: Assembler,
-    pub(super) counts_prompt: bool,
-    pub(super) events: UnboundedReceiver<Event>,
-    /// Events that were looked at already.
-    pub(super) seen: VecDeque<Event>,
-}
-
 /// The stream of frames.
-pub(super) struct Frames {
+pub(super) struct Frames<C> {
     head: Head,
     include_usage: bool,
-    lanes: Vec<Lane>,
+    lanes: Vec<Lane<C>>,
     tally: Tally,
     log: LogFields,
     /// Silence after which to send a ping, and the clock for it.
@@ -57,10 +43,10 @@ pub(super) struct Frames {
     ended: bool,
 }
 
-impl Frames {
+impl<C: Choice> Frames<C> {
     pub(super) fn new(
         head: Head,
-        lanes: Vec<Lane>,
+        lanes: Vec<Lane<C>>,
         include_usage: bool,
         keep_alive: Option<Duration>,
         log: LogFields,
@@ -86,26 +72,23 @@ impl Frames {
                         continue;
                     }
                     Poll::Ready(Some(event)) => event,
-                    Poll::Ready(None) => {
-                        Event::Failed(crate::serve::ServeError::Engine("the request was let go".into()))
-                    }
+                    Poll::Ready(None) => Event::Failed(let_go()),
                 },
             };
-            match lane.assembler.take(event) {
-                Output::Nothing => {}
-                Output::Piece(text, logprobs) => {
-                    let choice = Choice { text, index: lane.index, logprobs, finish_reason: None };
-                    self.head.push(&mut frames, vec![choice], self.include_usage.then_some(None), None);
-                }
-                Output::Done(reason, usage, timings) => {
-                    self.tally.add(usage, lane.counts_prompt);
-                    self.tally.finish_reason = Some(reason.label());
-                    let (text, index) = (String::new(), lane.index);
-                    let choice = Choice { text, index, logprobs: None, finish_reason: Some(reason.label()) };
-                    self.head.push(&mut frames, vec![choice], self.include_usage.then_some(None), Some(timings.into()));
+            let output = lane.choice.take(event);
+            for piece in output.pieces {
+                let delta = C::delta(lane.index, piece);
+                self.head.push(&mut frames, C::CHUNK, vec![delta], self.include_usage.then_some(None), None);
+            }
+            match output.end {
+                None => {}
+                Some(End::Done(reason, usage, timings)) => {
+                    self.tally.add(reason, usage, lane.counts_prompt);
+                    let (end, usage) = (C::end(lane.index, reason), self.include_usage.then_some(None));
+                    self.head.push(&mut frames, C::CHUNK, vec![end], usage, Some(timings.into()));
                     self.lanes.remove(i);
                 }
-                Output::Failed(error) => {
+                Some(End::Failed(error)) => {
                     self.fail(error, &mut frames);
                     return frames;
                 }
@@ -113,7 +96,8 @@ impl Frames {
         }
         if self.lanes.is_empty() {
             if self.include_usage {
-                self.head.push(&mut frames, Vec::new(), Some(Some(self.tally.usage.into())), None);
+                let usage = Some(Some(self.tally.usage.into()));
+                self.head.push::<C::Delta>(&mut frames, C::CHUNK, Vec::new(), usage, None);
             }
             frames.extend_from_slice(sse::DONE);
             self.ended = true;
@@ -135,7 +119,7 @@ impl Frames {
     }
 }
 
-impl Stream for Frames {
+impl<C: Choice> Stream for Frames<C> {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -158,13 +142,14 @@ impl Stream for Frames {
 
 impl Head {
     /// Appends one chunk.
-    fn push(
+    fn push<D: Serialize>(
         &self,
         frames: &mut BytesMut,
-        choices: Vec<Choice>,
-        usage: Option<Option<super::types::UsageBody>>,
+        object: &'static str,
+        choices: Vec<D>,
+        usage: Option<Option<UsageBody>>,
         timings: Option<TimingsBody>,
     ) {
-        sse::push_data(frames, &Completion { choices, usage, timings, ..self.empty() });
+        sse::push_data(frames, &Body { usage, timings, ..self.with(object, choices) });
     }
 }
