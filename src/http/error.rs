@@ -32,6 +32,8 @@ pub enum ErrorCode {
     UnsupportedParameter,
     /// The prompt leaves no room for a token.
     ContextLength,
+    /// No API key, or one that is not valid.
+    InvalidApiKey,
     /// Another model than the one served.
     ModelNotFound,
     /// No such route.
@@ -73,11 +75,12 @@ pub struct ErrorRow {
 
 impl ErrorCode {
     /// Every kind.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::JsonParse,
         Self::InvalidValue,
         Self::UnsupportedParameter,
         Self::ContextLength,
+        Self::InvalidApiKey,
         Self::ModelNotFound,
         Self::NotFound,
         Self::MethodNotAllowed,
@@ -100,6 +103,7 @@ impl ErrorCode {
             Self::InvalidValue => (400, invalid, "invalid_value", None, K::InvalidRequest),
             Self::UnsupportedParameter => (400, invalid, "unsupported_parameter", None, K::InvalidRequest),
             Self::ContextLength => (400, invalid, "context_length_exceeded", None, K::ContextLength),
+            Self::InvalidApiKey => (401, "authentication_error", "invalid_api_key", None, K::Auth),
             Self::ModelNotFound => (404, invalid, "model_not_found", None, K::NotFound),
             Self::NotFound => (404, invalid, "not_found", None, K::NotFound),
             Self::MethodNotAllowed => (405, invalid, "method_not_allowed", None, K::NotFound),
@@ -214,6 +218,9 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = row.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if row.status == 401 {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if final_ {
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
         }
@@ -263,7 +270,8 @@ mod tests {
             let clients_fault =
                 matches!(row.metric, ErrorKind::InvalidRequest | ErrorKind::NotFound | ErrorKind::ContextLength);
             assert_eq!(clients_fault, row.kind == "invalid_request_error", "{code:?}");
-            assert_eq!(clients_fault, (400..429).contains(&row.status), "{code:?}");
+            let status = (400..429).contains(&row.status) && row.status != 401;
+            assert_eq!(clients_fault, status, "{code:?}");
             assert_eq!(row.retry_after.is_some(), matches!(row.status, 429 | 503), "{code:?}");
         }
     }

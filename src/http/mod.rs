@@ -4,6 +4,7 @@
 //! its events into an answer. They never touch an engine. `docs/api.md` describes what clients see and is checked
 //! against the tables in this module.
 
+mod auth;
 pub mod error;
 mod extract;
 pub mod fields;
@@ -11,8 +12,10 @@ mod metrics;
 mod middleware;
 mod models;
 pub mod openai;
+mod openapi;
 pub mod policy;
 mod probes;
+mod routes;
 mod server;
 mod sse;
 pub mod tokenize;
@@ -34,7 +37,6 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     response::{IntoResponse, Response},
-    routing::{get, post},
 };
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -43,7 +45,11 @@ use crate::{
     telemetry::PrometheusHandle,
 };
 
-pub use self::server::{Ended, run, signals};
+pub use self::{
+    auth::{ApiKeys, KeyError},
+    middleware::cors::{CorsOrigin, OriginError},
+    server::{Ended, run, signals},
+};
 
 use self::{
     error::{ApiError, ErrorCode},
@@ -53,6 +59,10 @@ use self::{
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HttpOptions {
+    /// Who may use the API; probes and metrics are open to all.
+    pub api_keys: ApiKeys,
+    /// Pages that may call the API from a browser; none without any.
+    pub cors_origins: Vec<CorsOrigin>,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
     /// Silence in a stream after which a comment is sent; `None` sends none.
@@ -69,6 +79,8 @@ pub struct HttpOptions {
 impl Default for HttpOptions {
     fn default() -> Self {
         Self {
+            api_keys: ApiKeys::default(),
+            cors_origins: Vec::new(),
             max_body_bytes: 32 << 20,
             keep_alive: Some(Duration::from_secs(15)),
             stuck_after: Duration::from_secs(300),
@@ -133,39 +145,36 @@ pub fn router(serve: ServeHandle, metrics: PrometheusHandle, options: HttpOption
 /// 1. request id: known to everything inside, set on every answer;
 /// 2. access log: one line per request, when its body ends;
 /// 3. metrics: until the body ends too, so a stream counts with its whole length;
-/// 4. panics become a 500 inside log and metrics, so both see them.
+/// 4. CORS, if any: browsers ask before they send a key, and must see errors too;
+/// 5. panics become a 500 inside log and metrics, so both see them;
+/// 6. keys, before anything of the body is read.
 ///
-/// Probes and `/metrics` have only 1 and 4: they are asked every few seconds.
+/// Probes and `/metrics` have only 1 and 5: they are asked every few seconds.
 fn assemble(state: AppState) -> Router {
-    let api = Router::new()
-        .route("/v1/completions", post(openai::completions::create))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::show))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/v1/policy", get(policy::show))
-        .route("/v1/policy/explain", post(policy::explain));
+    let api = routes::mount(Router::new(), routes::API);
     let api =
         openai::UNSUPPORTED.iter().fold(api, |api, path| api.route(path, axum::routing::any(openai::unsupported)));
     let api = api
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
-        .layer(CatchPanicLayer::custom(panicked))
+        .layer(axum::middleware::from_fn_with_state(state.clone(), middleware::auth::check))
+        .layer(CatchPanicLayer::custom(panicked));
+    let api = match middleware::cors::layer(&state.options().cors_origins) {
+        Some(cors) => api.layer(cors),
+        None => api,
+    };
+    let api = api
         .layer(axum::middleware::from_fn(middleware::metrics::track))
         .layer(axum::middleware::from_fn(middleware::access_log::log));
-    let probes = Router::new()
-        .route("/livez", get(probes::live))
-        .route("/readyz", get(probes::ready))
-        .route("/health", get(probes::health))
-        .route("/metrics", get(metrics::scrape))
+    let probes = routes::mount(Router::new(), routes::PROBES)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(panicked));
     api.merge(probes).layer(axum::middleware::from_fn(middleware::request_id::assign)).with_state(state)
 }
 
 async fn not_found() -> ApiError {
-    ApiError::new(ErrorCode::NotFound, format!("there is no such route; {}", openai::SERVED))
+    ApiError::new(ErrorCode::NotFound, format!("there is no such route; {}", routes::served()))
 }
 
 async fn method_not_allowed() -> ApiError {

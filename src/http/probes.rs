@@ -24,6 +24,22 @@ pub(super) async fn ready(State(state): State<AppState>) -> Response {
     answer(&state, readiness(&state))
 }
 
+/// 200 once the model has been loaded, whatever happens later: for starts that take longer than a liveness probe waits.
+pub(super) async fn started(State(state): State<AppState>) -> Response {
+    let status = state.serve().status();
+    let checked = match state.serve().model() {
+        Some(_) => Ok(()),
+        None => Err(Failed {
+            check: "model",
+            reason: status.failure.unwrap_or_else(|| match status.phase {
+                Phase::Loading => "the model is loading".to_owned(),
+                _ => "the server shuts down before the model was loaded".to_owned(),
+            }),
+        }),
+    };
+    answer(&state, checked)
+}
+
 /// [`ready`] with the bodies that llama-server gives, which balancers look for.
 pub(super) async fn health(State(state): State<AppState>) -> Response {
     let Err(failed) = readiness(&state) else {

@@ -120,6 +120,8 @@ label_values! {
     ErrorKind {
         /// The request is wrong: body, field, value, media type, size.
         InvalidRequest => "invalid_request",
+        /// No API key, or one that is not valid.
+        Auth => "auth",
         /// No such route, method or model.
         NotFound => "not_found",
         /// The prompt does not fit the context.
@@ -172,6 +174,8 @@ label_values! {
         Policy => "/v1/policy",
         /// What the policy would do.
         PolicyExplain => "/v1/policy/explain",
+        /// The description of the API.
+        OpenApi => "/openapi.json",
         /// An endpoint of the OpenAI API that is not served.
         Unsupported => "unsupported",
         /// Anything else.
@@ -181,13 +185,14 @@ label_values! {
 
 /// Status codes that have a series of their own; any other counts as `other`.
 pub const STATUS_CODES: &[&str] =
-    &["200", "400", "404", "405", "413", "415", "429", "499", "500", "502", "503", "504", "other"];
+    &["200", "400", "401", "404", "405", "413", "415", "429", "499", "500", "502", "503", "504", "other"];
 
 /// The label value for a status code.
 pub fn status_code(code: u16) -> &'static str {
     match code {
         200 => "200",
         400 => "400",
+        401 => "401",
         404 => "404",
         405 => "405",
         413 => "413",

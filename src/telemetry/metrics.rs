@@ -233,7 +233,7 @@ pub(super) fn register_http_routes() {
     for route in Route::ALL {
         let method = match route {
             Route::Completions | Route::Tokenize | Route::Detokenize | Route::PolicyExplain => Method::Post.label(),
-            Route::Models | Route::Model | Route::Policy => Method::Get.label(),
+            Route::Models | Route::Model | Route::Policy | Route::OpenApi => Method::Get.label(),
             Route::Unsupported | Route::Unmatched => continue,
         };
         counter!(names::HTTP_REQUESTS, "method" => method, "route" => route.label(), "code" => "200").increment(0);

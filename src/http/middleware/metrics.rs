@@ -9,13 +9,13 @@ use axum::{
 
 use super::body::{self, BodyWatch};
 use crate::{
-    http::openai,
+    http::routes,
     telemetry::{labels, metrics::HttpRequest},
 };
 
 pub(in crate::http) async fn track(request: Request, next: Next) -> Response {
     let method = request.method().clone();
-    let route = route(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str));
+    let route = routes::label(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str));
     let mut counted = HttpRequest::start(method_label(&method), route);
     let response = next.run(request).await;
     counted.responded(response.status().as_u16());
@@ -25,22 +25,6 @@ pub(in crate::http) async fn track(request: Request, next: Next) -> Response {
 impl BodyWatch for HttpRequest {
     fn ended(&mut self) {
         self.body_ended();
-    }
-}
-
-/// Label of a route pattern.
-fn route(matched: Option<&str>) -> labels::Route {
-    use labels::Route;
-    match matched {
-        Some("/v1/completions") => Route::Completions,
-        Some("/v1/models") => Route::Models,
-        Some("/v1/models/{*id}") => Route::Model,
-        Some("/tokenize") => Route::Tokenize,
-        Some("/detokenize") => Route::Detokenize,
-        Some("/v1/policy") => Route::Policy,
-        Some("/v1/policy/explain") => Route::PolicyExplain,
-        Some(path) if openai::UNSUPPORTED.contains(&path) => Route::Unsupported,
-        _ => Route::Unmatched,
     }
 }
 

@@ -10,7 +10,10 @@ pub mod values;
 
 use axum::extract::MatchedPath;
 
-use super::error::{ApiError, ErrorCode};
+use super::{
+    error::{ApiError, ErrorCode},
+    routes,
+};
 
 /// Endpoints of OpenAI-like APIs that clients are likely to try.
 pub(super) const UNSUPPORTED: &[&str] = &[
@@ -22,12 +25,8 @@ pub(super) const UNSUPPORTED: &[&str] = &[
     "/v1/images/{*rest}",
 ];
 
-/// What to use instead.
-pub(super) const SERVED: &str = "this server has POST /v1/completions, GET /v1/models, POST /tokenize, \
-                                 POST /detokenize, GET /v1/policy, POST /v1/policy/explain, GET /health, /livez, /readyz and /metrics";
-
 /// Says that an endpoint is not served, rather than that it does not exist.
 pub(super) async fn unsupported(path: MatchedPath) -> ApiError {
     let path = path.as_str().trim_end_matches("{*rest}");
-    ApiError::new(ErrorCode::NotFound, format!("`{path}` is not supported; {SERVED}"))
+    ApiError::new(ErrorCode::NotFound, format!("`{path}` is not supported; {}", routes::served()))
 }

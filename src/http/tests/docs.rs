@@ -5,6 +5,7 @@ use crate::http::{
     fields::{Effect, Field},
     openai::{UNSUPPORTED, completions::fields::FIELDS},
     policy::EXPLAIN_FIELDS,
+    routes,
     tokenize::{DETOKENIZE_FIELDS, TOKENIZE_FIELDS},
 };
 
@@ -31,6 +32,15 @@ fn error_table() -> String {
     std::iter::once(head.to_owned()).chain(rows).collect()
 }
 
+/// One row a path, in the order of the table of routes.
+fn route_table() -> String {
+    let mut table = "| Route | What it is |\n|---|---|\n".to_owned();
+    for operation in routes::API.iter().chain(routes::PROBES) {
+        table += &format!("| `{} {}` | {} |\n", operation.verb(), operation.path(), operation.summary);
+    }
+    table
+}
+
 fn unsupported_list() -> String {
     UNSUPPORTED.iter().map(|path| format!("* `{}`\n", path.replace("{*rest}", "…"))).collect()
 }
@@ -39,6 +49,7 @@ fn unsupported_list() -> String {
 fn the_documentation_is_made_from_the_tables() {
     let mut text = std::fs::read_to_string(PATH).unwrap();
     let tables = [
+        ("routes", route_table()),
         ("completions", field_table(FIELDS)),
         ("tokenize", field_table(TOKENIZE_FIELDS)),
         ("detokenize", field_table(DETOKENIZE_FIELDS)),

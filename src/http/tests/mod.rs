@@ -2,10 +2,12 @@
 //! comes from.
 
 mod answers;
+mod auth;
 mod docs;
 mod errors;
 mod fuzz;
 mod lifecycle;
+mod openapi;
 mod policy;
 mod requests;
 mod schema;
@@ -104,10 +106,13 @@ impl App {
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let response = bounded(self.router.clone().oneshot(request)).await.unwrap();
         let (head, body) = response.into_parts();
         let body = bounded(body.collect()).await.unwrap().to_bytes();
-        Answer { status: head.status, headers: head.headers, body }
+        let answer = Answer { status: head.status, headers: head.headers, body };
+        openapi::assert_described(&method, &path, &answer);
+        answer
     }
 
     async fn get(&self, path: &str) -> Answer {

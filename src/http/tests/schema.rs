@@ -10,8 +10,7 @@ use crate::http::{
 
 /// Why `value` is not what `schema` says, or `None` if it is. `$ref` is looked up in `document`.
 pub(super) fn fault(document: &Value, schema: &Value, value: &Value) -> Option<String> {
-    let refuse = |why: String| Some(format!("{why}: {value} is not {schema}"));
-    let any = |schemas: &Value| schemas.as_array().unwrap().iter().any(|s| fault(document, s, value).is_none());
+    let shown = |value: &Value| value.to_string().chars().take(200).collect::<String>();
     let items = value.as_array().map_or(&[][..], Vec::as_slice);
     let fields = || value.as_object().into_iter().flatten();
     let limit = |limit: &Value| limit.as_u64().unwrap() as usize;
@@ -30,7 +29,14 @@ pub(super) fn fault(document: &Value, schema: &Value, value: &Value) -> Option<S
             },
             "enum" => rule.as_array().unwrap().contains(value),
             "const" => rule == value,
-            "anyOf" => any(rule),
+            "anyOf" => {
+                let tried = rule.as_array().unwrap().iter().map(|schema| fault(document, schema, value));
+                match tried.collect::<Option<Vec<_>>>() {
+                    // What stands first is what is meant most of the time.
+                    Some(whys) => return whys.into_iter().next(),
+                    None => true,
+                }
+            }
             "minimum" => number(rule).is_none_or(|(value, bound)| value >= bound),
             "maximum" => number(rule).is_none_or(|(value, bound)| value <= bound),
             "exclusiveMinimum" => number(rule).is_none_or(|(value, bound)| value > bound),
@@ -73,7 +79,7 @@ pub(super) fn fault(document: &Value, schema: &Value, value: &Value) -> Option<S
             other => panic!("no test knows the keyword `{other}` of {schema}"),
         };
         if !holds {
-            return refuse(format!("`{keyword}` does not hold"));
+            return Some(format!("`{keyword}` does not hold: {} is not {}", shown(value), shown(schema)));
         }
     }
     None
