@@ -10,6 +10,7 @@ pub mod cli;
 #[cfg(feature = "engine")]
 pub mod ggml;
 pub mod gguf;
+pub mod grammar;
 pub mod http;
 #[cfg(feature = "engine")]
 pub mod kernels;

@@ -1,6 +1,9 @@
 //! Why a request is not served, and what kind of fault that is.
 
-use crate::text::{ParamError, TextError};
+use crate::{
+    grammar::GrammarError,
+    text::{ParamError, TextError},
+};
 
 /// Why a request was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,6 +131,15 @@ impl From<TextError> for ServeError {
     fn from(error: TextError) -> Self {
         let param = matches!(error, TextError::Tokenize(_)).then_some("prompt");
         Self::InvalidRequest { param, message: error.to_string() }
+    }
+}
+
+impl From<GrammarError> for ServeError {
+    fn from(error: GrammarError) -> Self {
+        match error {
+            GrammarError::Vocabulary(_) | GrammarError::Fault(_) => Self::Engine(error.to_string()),
+            _ => Self::InvalidRequest { param: None, message: error.to_string() },
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::{
+    grammar::{GrammarEngine, GrammarError},
     package::LayerRange,
     policy::Resolver,
     serve::{
@@ -81,6 +82,18 @@ pub struct Loaded {
     pub card: ModelCard,
     limits: Limits,
     commands: mpsc::Sender<Command>,
+    grammars: OnceLock<Result<Arc<GrammarEngine>, GrammarError>>,
+}
+
+impl Loaded {
+    /// What compiles grammars for this vocabulary. The first call makes it, which takes a fraction of a second: not for
+    /// async code.
+    ///
+    /// # Errors
+    /// When the vocabulary is of no use for grammars; every call says so.
+    pub fn grammar_engine(&self) -> Result<Arc<GrammarEngine>, GrammarError> {
+        self.grammars.get_or_init(|| GrammarEngine::new(self.text.as_ref()).map(Arc::new)).clone()
+    }
 }
 
 /// A server, loading or loaded. Clones share it; when all are gone it finishes its requests and ends.
@@ -230,7 +243,8 @@ impl Starter {
         shared.set_capacity(limits.lanes, limits.kv_rows);
         let (commands, inbox) = mpsc::channel();
         // First the model, then the phase: whoever sees `Ready` finds the model.
-        let loaded = Loaded { text: text.clone(), card, limits, commands: commands.clone() };
+        let grammars = OnceLock::new();
+        let loaded = Loaded { text: text.clone(), card, limits, commands: commands.clone(), grammars };
         let _ = self.inner.loaded.set(loaded);
         // A probe must not find the server ready and its thread without a sign of life.
         shared.beat();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::{
+    grammar::Matching,
     serve::{
         Event, FinishReason, GenerateRequest, ServeError, ServeOptions, drafting::WINDOW, observe::Clock,
         shared::Shared,
@@ -146,42 +147,58 @@ fn check_tokens(prompt: &[i32], n_vocab: u32) -> Result<(), ServeError> {
 }
 
 /// How the tokens of one request are chosen.
-pub(super) enum Picker {
-    /// The largest raw logit; needs no sampler.
-    Greedy,
-    /// A sampler with its own state and random numbers.
-    Sampler(Box<dyn Sampler>),
+pub(super) struct Picker {
+    /// `None`: the largest logit, which needs no state.
+    sampler: Option<Box<dyn Sampler>>,
+    /// What the text must look like.
+    grammar: Option<Matching>,
 }
 
 impl Picker {
     /// What `request` wants. Not made before it has a lane: a sampler may hold buffers as wide as the vocabulary.
     pub(super) fn new(request: &GenerateRequest, text: &dyn TextModel) -> Result<Self, ServeError> {
         let params = &request.sampling;
+        let grammar = request.grammar.as_ref().map(|grammar| grammar.start(request.ignore_eos));
         if params.is_plain_greedy() {
-            return Ok(Self::Greedy);
+            return Ok(Self { sampler: None, grammar });
         }
         // The seed is fixed here, so that a sampler never depends on which requests came before.
         let seed = params.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let mut sampler = text.sampler(&SamplingParams { seed: Some(seed), ..params.clone() })?;
         request.prompt.iter().for_each(|&token| sampler.accept(token));
-        Ok(Self::Sampler(sampler))
+        Ok(Self { sampler: Some(sampler), grammar })
     }
 
     /// The next token for `logits` `[n_vocab]`, already accepted.
     pub(super) fn pick(&mut self, logits: &[f32]) -> Result<i32, ServeError> {
         let broken = || ServeError::Engine("the logits hold NaN".into());
-        match self {
-            Self::Greedy => argmax(logits).and_then(|id| i32::try_from(id).ok()).ok_or_else(broken),
-            Self::Sampler(_) if has_nan(logits) => Err(broken()),
-            Self::Sampler(sampler) => {
-                let token = sampler.sample(logits);
-                if usize::try_from(token).map_or(true, |id| id >= logits.len()) {
-                    return Err(ServeError::Engine(format!("the sampler chose token {token}, outside the vocabulary")));
-                }
-                sampler.accept(token);
-                Ok(token)
-            }
+        let n_vocab = logits.len();
+        if (self.sampler.is_some() || self.grammar.is_some()) && has_nan(logits) {
+            return Err(broken());
         }
+        let logits = match &mut self.grammar {
+            Some(grammar) => grammar.mask(logits)?,
+            None => logits,
+        };
+        let token = match &mut self.sampler {
+            Some(sampler) => sampler.sample(logits),
+            None => argmax(logits).and_then(|id| i32::try_from(id).ok()).ok_or_else(broken)?,
+        };
+        if usize::try_from(token).map_or(true, |id| id >= n_vocab) {
+            return Err(ServeError::Engine(format!("the sampler chose token {token}, outside the vocabulary")));
+        }
+        if let Some(sampler) = &mut self.sampler {
+            sampler.accept(token);
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(token)?;
+        }
+        Ok(token)
+    }
+
+    /// Whether the grammar, if there is one, lets nothing follow the tokens picked.
+    pub(super) fn is_over(&self) -> bool {
+        self.grammar.as_ref().is_some_and(Matching::is_over)
     }
 }
 

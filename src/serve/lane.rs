@@ -210,13 +210,18 @@ impl Lane {
         self.drafting.verify(token);
         self.generated += 1;
         self.clock.token(now);
-        if !self.job.request.ignore_eos && text.is_eog(token) {
+        let over = self.picker.is_over();
+        if text.is_eog(token) && (over || !self.job.request.ignore_eos) {
             self.flush();
             return Some(Ending::Finished(FinishReason::Stop));
         }
         let (delta, stopped) = self.output.push(self.token_out(token, logits, text));
         self.say(delta);
         if stopped {
+            return Some(Ending::Finished(FinishReason::Stop));
+        }
+        if over {
+            self.flush();
             return Some(Ending::Finished(FinishReason::Stop));
         }
         if self.generated >= self.job.budget {

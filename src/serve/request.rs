@@ -1,6 +1,7 @@
 //! What a client asks for and what it gets back.
 
 use crate::{
+    grammar::Grammar,
     policy::{Path, Reason},
     serve::ServeError,
     text::SamplingParams,
@@ -25,8 +26,12 @@ pub struct GenerateRequest {
     pub logprobs: Option<u8>,
     /// Also answer with the prompt's own log-probabilities ([`Event::Prompt`]).
     pub prompt_logprobs: bool,
-    /// Go on after an end-of-generation token.
+    /// Go on after an end-of-generation token. Under a grammar such tokens are never chosen while anything else may
+    /// come, and the end of the grammar is the end of the answer.
     pub ignore_eos: bool,
+    /// What the answer must look like: only tokens that it allows are chosen, whatever the sampling. The answer ends
+    /// with [`FinishReason::Stop`] where nothing more can follow.
+    pub grammar: Option<Grammar>,
     /// The attention path that this request forces, where the engine has a choice.
     pub path: Option<Path>,
     /// Never draft, whatever the server's strategy. Changes how long the answer takes, not what it is.
@@ -50,6 +55,7 @@ impl Default for GenerateRequest {
             path: None,
             without_speculation: false,
             cache_prompt: true,
+            grammar: None,
         }
     }
 }
@@ -103,7 +109,7 @@ pub struct TokenOut {
 /// Why a request ended; a closed set, one metric label value each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FinishReason {
-    /// The model ended its text, or a stop string appeared.
+    /// The model ended its text, a stop string appeared, or the grammar lets nothing follow.
     Stop,
     /// `max_tokens` or the context was used up.
     Length,

@@ -13,7 +13,7 @@ mod utf8;
 
 pub use self::{
     logits::{LogSoftmax, argmax, has_nan, top_n},
-    params::{ParamError, SamplingParams},
+    params::{MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, PENALTY_WINDOW, ParamError, SamplingParams},
     stop::StopMatcher,
     utf8::Utf8Stream,
 };

@@ -121,6 +121,7 @@ impl Common {
             presence_penalty: number("presence_penalty", params.presence_penalty, -2.0, 2.0)?.unwrap_or(0.0),
             frequency_penalty: number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)?.unwrap_or(0.0),
             logit_bias: logit_bias(params.logit_bias, n_vocab)?,
+            ..SamplingParams::default()
         };
         Ok(Self {
             n,
