@@ -3,6 +3,7 @@
 #include "skippy_kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 
@@ -74,10 +75,17 @@ int32_t skippy_sample(
         char * err,
         size_t err_len) {
     return guarded(err, err_len, [&]() -> int32_t {
+        size_t n = 0;
         for (int32_t id = 0; id < n_vocab; ++id) {
-            scratch[id] = { id, logits[id], 0.0f };
+            // A token without any probability is none: samplers that take logarithms would make NaN of it.
+            if (logits[id] != -INFINITY) {
+                scratch[n++] = { id, logits[id], 0.0f };
+            }
         }
-        llama_token_data_array candidates = { scratch, (size_t) n_vocab, -1, false };
+        if (n == 0) {
+            return -1;
+        }
+        llama_token_data_array candidates = { scratch, n, -1, false };
         llama_sampler_apply(chain, &candidates);
         if (candidates.selected < 0 || (size_t) candidates.selected >= candidates.size) {
             return -1;

@@ -61,8 +61,9 @@ int32_t skippy_token_to_piece(
         char * err,
         size_t err_len);
 
-// Fills scratch[0..n_vocab] from the logits row and applies the sampler chain to it. The chain must end in a sampler
-// that selects. Returns the chosen token id, -1 when the chain selected none, or SKIPPY_EXCEPTION.
+// Fills scratch, which has room for n_vocab, from the logits of the row that are not minus infinity, and applies the
+// sampler chain to it. The chain must end in a sampler that selects. Returns the chosen token id, -1 when the chain
+// selected none or there was none to select from, or SKIPPY_EXCEPTION.
 int32_t skippy_sample(
         struct llama_sampler * chain,
         const float * logits,

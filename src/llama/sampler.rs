@@ -2,13 +2,58 @@
 
 use crate::{
     kernels::ffi,
-    text::{Sampler, SamplingParams, TextError},
+    llama::LlamaText,
+    text::{Penalties, Sampler, SamplingParams, TextError, TextModel, argmax},
 };
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 
+/// Probability below which a token is dropped in front of `typical_p`, relative to the most likely one: llama.cpp takes
+/// the logarithm of each, and that of 0 would spoil all.
+const NEGLIGIBLE: f32 = 1e-20;
+
+/// How one request chooses: penalties first, then a draw or the largest logit.
+pub(super) struct Choice {
+    text: LlamaText,
+    penalties: Penalties,
+    /// `None` at temperature 0.
+    draw: Option<Chain>,
+    /// The last row after the penalties; kept to be reused.
+    row: Vec<f32>,
+}
+
+impl Choice {
+    pub(super) fn new(text: &LlamaText, params: &SamplingParams) -> Result<Self, TextError> {
+        let draws = params.temperature > 0.0;
+        let draw = draws.then(|| Chain::new(text.n_vocab(), params)).transpose()?;
+        Ok(Self { text: text.clone(), penalties: Penalties::new(params), draw, row: Vec::new() })
+    }
+}
+
+impl Sampler for Choice {
+    fn sample(&mut self, logits: &[f32]) -> i32 {
+        let logits = if self.penalties.is_empty() {
+            logits
+        } else {
+            self.row.clear();
+            self.row.extend_from_slice(logits);
+            self.penalties.apply(&mut self.row);
+            &self.row
+        };
+        match &mut self.draw {
+            Some(chain) => chain.draw(logits),
+            None => argmax(logits).and_then(|id| i32::try_from(id).ok()).unwrap_or(-1),
+        }
+    }
+
+    fn accept(&mut self, token: i32) {
+        let bytes = if self.penalties.wants_bytes() { self.text.piece(token, true) } else { Vec::new() };
+        self.penalties.accept(token, &bytes);
+    }
+}
+
 /// A sampler chain and the candidate array it works in.
-pub(super) struct Chain {
+struct Chain {
     ptr: NonNull<sys::llama_sampler>,
     scratch: Vec<sys::llama_token_data>,
 }
@@ -17,36 +62,24 @@ pub(super) struct Chain {
 unsafe impl Send for Chain {}
 
 impl Chain {
-    /// bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw; or bias -> penalties -> greedy at
-    /// temperature 0.
-    pub(super) fn new(n_vocab: u32, params: &SamplingParams) -> Result<Self, TextError> {
-        let n_vocab = i32::try_from(n_vocab).map_err(|e| TextError::Sampler(e.to_string()))?;
+    /// top-k -> typical -> top-p -> min-p -> XTC -> temperature -> draw.
+    fn new(n_vocab: u32, params: &SamplingParams) -> Result<Self, TextError> {
         let blank = sys::llama_token_data { id: 0, logit: 0.0, p: 0.0 };
         // SAFETY: returns an owned chain or null.
         let ptr = unsafe { sys::llama_sampler_chain_init(sys::llama_sampler_chain_params { no_perf: true }) };
         let ptr = NonNull::new(ptr).ok_or_else(|| TextError::Sampler("out of memory".into()))?;
         let chain = Self { ptr, scratch: vec![blank; n_vocab as usize] };
+        let seed = params.seed.unwrap_or(0);
 
-        if !params.logit_bias.is_empty() {
-            let bias: Vec<_> =
-                params.logit_bias.iter().map(|&(token, bias)| sys::llama_logit_bias { token, bias }).collect();
-            let n_bias = i32::try_from(bias.len()).map_err(|e| TextError::Sampler(e.to_string()))?;
-            // SAFETY: the table is copied during the call.
-            chain.add(unsafe { sys::llama_sampler_init_logit_bias(n_vocab, n_bias, bias.as_ptr()) })?;
-        }
-        if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
-            let (frequency, presence, last) = (params.frequency_penalty, params.presence_penalty, PENALTY_WINDOW);
-            // SAFETY: plain numbers.
-            chain.add(unsafe { sys::llama_sampler_init_penalties(n_vocab, last, 1.0, frequency, presence) })?;
-        }
-        if params.temperature == 0.0 {
-            // SAFETY: takes nothing.
-            chain.add(unsafe { sys::llama_sampler_init_greedy() })?;
-            return Ok(chain);
-        }
         if params.top_k > 0 {
             // SAFETY: plain numbers, here and below.
             chain.add(unsafe { sys::llama_sampler_init_top_k(params.top_k) })?;
+        }
+        if params.typical_p < 1.0 {
+            // SAFETY: as above.
+            chain.add(unsafe { sys::llama_sampler_init_min_p(NEGLIGIBLE, 1) })?;
+            // SAFETY: as above.
+            chain.add(unsafe { sys::llama_sampler_init_typical(params.typical_p, 1) })?;
         }
         if params.top_p < 1.0 {
             // SAFETY: as above.
@@ -56,10 +89,17 @@ impl Chain {
             // SAFETY: as above.
             chain.add(unsafe { sys::llama_sampler_init_min_p(params.min_p, 1) })?;
         }
+        if params.xtc_probability > 0.0 {
+            // Random numbers of its own: those of the draw would tell what is to be drawn.
+            let seed = fold_seed(seed ^ 0x9E37_79B9_7F4A_7C15);
+            let (probability, threshold) = (params.xtc_probability, params.xtc_threshold);
+            // SAFETY: as above.
+            chain.add(unsafe { sys::llama_sampler_init_xtc(probability, threshold, 1, seed) })?;
+        }
         // SAFETY: as above.
         chain.add(unsafe { sys::llama_sampler_init_temp(params.temperature) })?;
         // SAFETY: as above.
-        chain.add(unsafe { sys::llama_sampler_init_dist(fold_seed(params.seed.unwrap_or(0))) })?;
+        chain.add(unsafe { sys::llama_sampler_init_dist(fold_seed(seed)) })?;
         Ok(chain)
     }
 
@@ -71,19 +111,9 @@ impl Chain {
         unsafe { sys::llama_sampler_chain_add(self.ptr.as_ptr(), sampler) };
         Ok(())
     }
-}
 
-/// Tokens that penalties look back over. llama.cpp keeps a ring of this many ids for each sampler.
-const PENALTY_WINDOW: i32 = 1 << 16;
-
-/// 64 bits of seed in llama.cpp's 32, without its value for "random".
-fn fold_seed(seed: u64) -> u32 {
-    let folded = (seed ^ (seed >> 32)) as u32;
-    if folded == ffi::SKIPPY_RANDOM_SEED { 0 } else { folded }
-}
-
-impl Sampler for Chain {
-    fn sample(&mut self, logits: &[f32]) -> i32 {
+    /// A token drawn from `logits` `[n_vocab]`; -1 when there is none to draw from.
+    fn draw(&mut self, logits: &[f32]) -> i32 {
         let n = self.scratch.len().min(logits.len());
         let Ok(n_vocab) = i32::try_from(n) else { return -1 };
         // SAFETY: both buffers hold at least `n_vocab` elements; an exception comes back as a negative status.
@@ -99,11 +129,12 @@ impl Sampler for Chain {
         };
         token.max(-1)
     }
+}
 
-    fn accept(&mut self, token: i32) {
-        // SAFETY: the chain is alive; samplers only store or compare the id.
-        unsafe { sys::llama_sampler_accept(self.ptr.as_ptr(), token) };
-    }
+/// 64 bits of seed in llama.cpp's 32, without its value for "random".
+fn fold_seed(seed: u64) -> u32 {
+    let folded = (seed ^ (seed >> 32)) as u32;
+    if folded == ffi::SKIPPY_RANDOM_SEED { 0 } else { folded }
 }
 
 impl Drop for Chain {

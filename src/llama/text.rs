@@ -1,6 +1,6 @@
 //! The vocabulary of a loaded model.
 
-use super::{Model, context::c_text, sampler::Chain};
+use super::{Model, context::c_text, sampler::Choice};
 use crate::{
     kernels::ffi,
     text::{Sampler, SamplingParams, TextError, TextModel},
@@ -114,6 +114,6 @@ impl TextModel for LlamaText {
     }
 
     fn sampler(&self, params: &SamplingParams) -> Result<Box<dyn Sampler>, TextError> {
-        Ok(Box::new(Chain::new(self.n_vocab(), params)?))
+        Ok(Box::new(Choice::new(self, params)?))
     }
 }

@@ -8,12 +8,14 @@
 
 mod logits;
 mod params;
+mod penalties;
 mod stop;
 mod utf8;
 
 pub use self::{
     logits::{LogSoftmax, argmax, has_nan, top_n},
-    params::{MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, PENALTY_WINDOW, ParamError, SamplingParams},
+    params::{MAX_DRY_BREAKER_BYTES, MAX_DRY_BREAKERS, MAX_DRY_WINDOW, ParamError, SamplingParams},
+    penalties::Penalties,
     stop::StopMatcher,
     utf8::Utf8Stream,
 };

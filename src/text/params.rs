@@ -35,7 +35,7 @@ pub struct SamplingParams {
     pub dry_base: f32,
     /// Tokens that may be repeated without a penalty, `0..=65536`.
     pub dry_allowed_length: i32,
-    /// Tokens that DRY looks back over, up to 65536; 0 is off, -1 means all.
+    /// Tokens that DRY looks back over, up to 65536, which is also what -1 means; 0 is off.
     pub dry_penalty_last_n: i32,
     /// Texts that end a repetition, at most [`MAX_DRY_BREAKERS`] of 1 to [`MAX_DRY_BREAKER_BYTES`] bytes.
     pub dry_sequence_breakers: Vec<String>,
@@ -51,8 +51,8 @@ pub const MAX_DRY_BREAKERS: usize = 16;
 /// Bytes of a sequence breaker at most.
 pub const MAX_DRY_BREAKER_BYTES: usize = 40;
 
-/// Tokens that penalties look back over at most.
-pub const PENALTY_WINDOW: i32 = 1 << 16;
+/// Tokens that DRY looks back over at most.
+pub const MAX_DRY_WINDOW: i32 = 1 << 16;
 
 impl Default for SamplingParams {
     fn default() -> Self {
@@ -109,11 +109,6 @@ impl SamplingParams {
         self.dry_multiplier != 0.0 && self.dry_penalty_last_n != 0
     }
 
-    /// Tokens that DRY looks back over.
-    pub fn dry_window(&self) -> i32 {
-        if self.dry_penalty_last_n < 0 { PENALTY_WINDOW } else { self.dry_penalty_last_n }
-    }
-
     /// Checks every value against its range, and the ids of `logit_bias` against `0..n_vocab`.
     ///
     /// # Errors
@@ -128,8 +123,8 @@ impl SamplingParams {
         within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         within("dry_multiplier", self.dry_multiplier, 0.0, 100.0)?;
         within("dry_base", self.dry_base, 1.0, 100.0)?;
-        whole_within("dry_allowed_length", self.dry_allowed_length, 0, PENALTY_WINDOW)?;
-        whole_within("dry_penalty_last_n", self.dry_penalty_last_n, -1, PENALTY_WINDOW)?;
+        whole_within("dry_allowed_length", self.dry_allowed_length, 0, MAX_DRY_WINDOW)?;
+        whole_within("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_DRY_WINDOW)?;
         within("xtc_probability", self.xtc_probability, 0.0, 1.0)?;
         within("xtc_threshold", self.xtc_threshold, 0.0, 1.0)?;
         self.check_breakers()?;

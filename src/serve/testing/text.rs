@@ -1,7 +1,7 @@
 //! A vocabulary of bytes, with a sampler.
 
 use super::{BOS, EOG, FIRST_PIECE, mix};
-use crate::text::{Sampler, SamplingParams, TextError, TextModel};
+use crate::text::{Penalties, Sampler, SamplingParams, TextError, TextModel};
 
 /// One token per byte value, then [`BOS`], [`EOG`] and extra pieces of any bytes. Text is tokenized byte by byte;
 /// the extra pieces appear only when the engine answers with them.
@@ -56,48 +56,104 @@ impl TextModel for FakeText {
 
     fn sampler(&self, params: &SamplingParams) -> Result<Box<dyn Sampler>, TextError> {
         let seed = params.seed.ok_or_else(|| TextError::Sampler("no seed".into()))?;
-        Ok(Box::new(FakeSampler { params: params.clone(), state: seed, counts: Vec::new(), scores: Vec::new() }))
+        Ok(Box::new(FakeSampler {
+            text: self.clone(),
+            params: params.clone(),
+            state: seed,
+            penalties: Penalties::new(params),
+            scores: Vec::new(),
+        }))
     }
 }
 
-/// Bias, penalties, `top_k`, temperature, then a draw by the Gumbel trick.
+/// Bias and penalties as every sampler has them, then `top_k`, `typical_p`, `top_p`, `min_p`, XTC and temperature in
+/// plain code, then a draw by the Gumbel trick.
 struct FakeSampler {
+    text: FakeText,
     params: SamplingParams,
     state: u64,
-    counts: Vec<u32>,
+    penalties: Penalties,
+    /// Logits and tokens that are left, the most likely first.
     scores: Vec<(f64, i32)>,
 }
 
 impl Sampler for FakeSampler {
     fn sample(&mut self, logits: &[f32]) -> i32 {
-        self.scores.clear();
-        for (token, &logit) in (0..).zip(logits) {
-            let biases = self.params.logit_bias.iter().filter(|(id, _)| *id == token);
-            let bias: f32 = biases.map(|(_, bias)| bias).sum();
-            let count = self.counts.get(token as usize).copied().unwrap_or(0);
-            let penalty = self.params.frequency_penalty * count as f32
-                + if count > 0 { self.params.presence_penalty } else { 0.0 };
-            self.scores.push((f64::from(logit + bias - penalty), token));
-        }
+        let mut row = logits.to_vec();
+        self.penalties.apply(&mut row);
+        let finite = (0..).zip(row).filter(|(_, logit)| *logit != f32::NEG_INFINITY);
+        self.scores = finite.map(|(token, logit)| (f64::from(logit), token)).collect();
         self.scores.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        if self.params.top_k > 0 {
-            self.scores.truncate(self.params.top_k as usize);
-        }
         if self.params.temperature > 0.0 {
-            for (score, _) in &mut self.scores {
-                self.state = mix(self.state);
-                let uniform = ((self.state >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-                *score = *score / f64::from(self.params.temperature) - (-uniform.ln()).ln();
+            self.truncate();
+            for i in 0..self.scores.len() {
+                let gumbel = -(-self.uniform().ln()).ln();
+                let score = &mut self.scores[i].0;
+                *score = *score / f64::from(self.params.temperature) + gumbel;
             }
         }
         self.scores.iter().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map_or(-1, |&(_, token)| token)
     }
 
     fn accept(&mut self, token: i32) {
-        let Ok(token) = usize::try_from(token) else { return };
-        if self.counts.len() <= token {
-            self.counts.resize(token + 1, 0);
-        }
-        self.counts[token] += 1;
+        self.penalties.accept(token, &self.text.piece(token, true));
     }
+}
+
+impl FakeSampler {
+    fn uniform(&mut self) -> f64 {
+        self.state = mix(self.state);
+        ((self.state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    fn probabilities(&self) -> Vec<f64> {
+        let most = self.scores.first().map_or(0.0, |(score, _)| *score);
+        let weights: Vec<f64> = self.scores.iter().map(|(score, _)| (score - most).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| weight / sum).collect()
+    }
+
+    fn truncate(&mut self) {
+        let Self { params: SamplingParams { top_k, typical_p, top_p, min_p, .. }, .. } = *self;
+        if top_k > 0 {
+            self.scores.truncate(top_k as usize);
+        }
+        if typical_p < 1.0 {
+            let probabilities = self.probabilities();
+            let surprise = |p: f64| -p.max(1e-300).ln();
+            let entropy: f64 = probabilities.iter().map(|&p| p * surprise(p)).sum();
+            let mut order: Vec<usize> = (0..probabilities.len()).collect();
+            let distance = |i: usize| (surprise(probabilities[i]) - entropy).abs();
+            order.sort_by(|&a, &b| distance(a).total_cmp(&distance(b)));
+            let kept = reaching(order.iter().map(|&i| probabilities[i]), typical_p);
+            let mut kept = order[..kept].to_vec();
+            kept.sort_unstable();
+            self.scores = kept.into_iter().map(|i| self.scores[i]).collect();
+        }
+        if top_p < 1.0 {
+            let kept = reaching(self.probabilities().into_iter(), top_p);
+            self.scores.truncate(kept);
+        }
+        if min_p > 0.0 {
+            let probabilities = self.probabilities();
+            let least = f64::from(min_p) * probabilities.first().copied().unwrap_or(0.0);
+            self.scores.truncate(probabilities.iter().take_while(|&&p| p >= least).count());
+        }
+        if self.params.xtc_probability > 0.0 && self.uniform() <= f64::from(self.params.xtc_probability) {
+            let threshold = f64::from(self.params.xtc_threshold);
+            let top = self.probabilities().iter().take_while(|&&p| p >= threshold).count();
+            self.scores.drain(..top.saturating_sub(1));
+        }
+    }
+}
+
+/// How many of `probabilities` it takes to reach `share`; all of them when they do not.
+fn reaching(probabilities: impl ExactSizeIterator<Item = f64>, share: f32) -> usize {
+    let all = probabilities.len();
+    let mut sum = 0.0;
+    let short = probabilities.take_while(|p| {
+        sum += p;
+        sum < f64::from(share)
+    });
+    (short.count() + 1).min(all)
 }
