@@ -14,10 +14,7 @@ def server():
     # else each wait can cost a time slice.
     server = Server("--lanes", "2", "--ctx-size", str(CONTEXT), "--threads", "1")
     yield server
-    alive = server.process.poll() is None
-    server.kill()
-    assert alive, f"the server died during the tests:\n{server.log_text()}"
-    assert "panicked" not in server.log_text()
+    server.must_be_well()
 
 
 @pytest.fixture(scope="session")

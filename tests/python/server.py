@@ -151,6 +151,12 @@ class Server:
         self._reader.join(PATIENCE_S)
         return code
 
+    def must_be_well(self):
+        """Ends the server, which must have lived so far, without a panic in any thread."""
+        alive = self.process.poll() is None
+        self.kill()
+        assert alive and "panicked" not in self.log_text(), self.log_text()[-4000:]
+
     def kill(self):
         if self.process.poll() is None:
             self.process.kill()

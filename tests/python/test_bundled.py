@@ -18,9 +18,7 @@ FRAGMENTS = {str(path) for path in pathlib.Path(BUNDLED).resolve().rglob("*.gguf
 def bundled():
     server = Server("--threads", "1", package=BUNDLED)
     yield server
-    alive = server.process.poll() is None
-    server.kill()
-    assert alive and "panicked" not in server.log_text(), server.log_text()
+    server.must_be_well()
 
 
 @pytest.fixture(scope="module")

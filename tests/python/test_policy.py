@@ -30,9 +30,7 @@ def start(*args, log="info,skippy::policy=debug"):
 def bundled():
     server = start()
     yield server
-    alive = server.process.poll() is None
-    server.kill()
-    assert alive and "panicked" not in server.log_text(), server.log_text()
+    server.must_be_well()
 
 
 @pytest.fixture
