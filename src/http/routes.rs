@@ -9,7 +9,7 @@ use super::{
     AppState,
     fields::Field,
     metrics, models,
-    openai::{self, completions},
+    openai::{self, chat, completions},
     openapi, policy, probes, tokenize,
 };
 use crate::telemetry::labels::Route;
@@ -95,6 +95,9 @@ impl Operation {
 pub(super) const API: &[Operation] = &[
     Operation::post("/v1/completions", Route::Completions, completions::fields::FIELDS, || post(completions::create))
         .answers(Answer::JsonOrEvents("Completion", "Completion"), "Text completion, whole or streamed")
+        .generating(),
+    Operation::post("/v1/chat/completions", Route::ChatCompletions, chat::fields::FIELDS, || post(chat::create))
+        .answers(Answer::JsonOrEvents("ChatCompletion", "ChatCompletionChunk"), "Conversations, whole or streamed")
         .generating(),
     Operation::get("/v1/models", Route::Models, || get(models::list))
         .answers(Answer::Json("Models"), "The model served, as a list of one"),

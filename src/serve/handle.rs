@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::{
+    chat::{TemplateError, Templates},
     grammar::{GrammarEngine, GrammarError},
     package::LayerRange,
     policy::Resolver,
@@ -72,6 +73,8 @@ pub struct ModelCard {
     pub policy: Option<Arc<Resolver>>,
     /// How it speculates.
     pub speculation: Speculation,
+    /// How conversations become prompts, or why they cannot.
+    pub chat: Result<Arc<Templates>, TemplateError>,
 }
 
 /// What exists once the model is loaded.

@@ -257,7 +257,7 @@ impl Lane {
     }
 
     fn token_out(&self, token: i32, logits: &[f32], text: &dyn TextModel) -> TokenOut {
-        let bytes = text.piece(token, false);
+        let bytes = text.piece(token, self.job.request.shown.contains(&token));
         let Some(n) = self.job.request.logprobs.or(self.job.request.prompt_logprobs.then_some(0)) else {
             return TokenOut { id: token, bytes, logprob: None, top: Vec::new() };
         };
@@ -292,7 +292,8 @@ fn end(job: Job, clock: Clock, ending: Ending, usage: Usage, computed: u32, draf
         Ending::Failed(error) => (FinishReason::Error, Some(error)),
     };
     let request_id = job.request.request_id.as_str();
-    let end = observe::End { request_id, reason, error, clock: &clock, usage, computed, drafting };
+    let endpoint = job.request.endpoint;
+    let end = observe::End { request_id, endpoint, reason, error, clock: &clock, usage, computed, drafting };
     let timings = end.record(paths);
     let last = match ending {
         Ending::Finished(FinishReason::Cancelled) => None,

@@ -77,6 +77,7 @@ fn per_second(tokens: u32, duration: Duration) -> f64 {
 /// The end of one request.
 pub(super) struct End<'a> {
     pub(super) request_id: &'a str,
+    pub(super) endpoint: Endpoint,
     pub(super) reason: FinishReason,
     pub(super) error: Option<&'a ServeError>,
     pub(super) clock: &'a Clock,
@@ -103,11 +104,12 @@ impl End<'_> {
         if self.computed > 0 {
             metrics::prompt_tokens(PromptSource::Computed, u64::from(self.computed));
         }
-        metrics::request_finished(Endpoint::Completions, finish(self.reason), in_all, self.clock.decoding());
+        metrics::request_finished(self.endpoint, finish(self.reason), in_all, self.clock.decoding());
         let to_first =
             self.clock.first_token.map(|first| millis(first.saturating_duration_since(self.clock.submitted)));
         tracing::info!(
             request_id = self.request_id,
+            endpoint = self.endpoint.label(),
             finish_reason = self.reason.label(),
             error = self.error.map(tracing::field::display),
             prompt_tokens = self.usage.prompt_tokens,

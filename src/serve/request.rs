@@ -4,6 +4,7 @@ use crate::{
     grammar::Grammar,
     policy::{Path, Reason},
     serve::ServeError,
+    telemetry::labels::Endpoint,
     text::SamplingParams,
 };
 
@@ -12,6 +13,8 @@ use crate::{
 pub struct GenerateRequest {
     /// Names the request in logs; never a metric label.
     pub request_id: String,
+    /// Where it came in, for metrics.
+    pub endpoint: Endpoint,
     /// Token ids of the prompt, at least one, each inside the vocabulary.
     pub prompt: Vec<i32>,
     /// How tokens are chosen.
@@ -26,6 +29,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<u8>,
     /// Also answer with the prompt's own log-probabilities ([`Event::Prompt`]).
     pub prompt_logprobs: bool,
+    /// Control tokens whose text is part of the answer. Others have none.
+    pub shown: Vec<i32>,
     /// Go on after an end-of-generation token. Under a grammar such tokens are never chosen while anything else may
     /// come, and the end of the grammar is the end of the answer.
     pub ignore_eos: bool,
@@ -45,12 +50,14 @@ impl Default for GenerateRequest {
     fn default() -> Self {
         Self {
             request_id: String::new(),
+            endpoint: Endpoint::Completions,
             prompt: Vec::new(),
             sampling: SamplingParams::default(),
             stop: Vec::new(),
             max_tokens: None,
             logprobs: None,
             prompt_logprobs: false,
+            shown: Vec::new(),
             ignore_eos: false,
             path: None,
             without_speculation: false,

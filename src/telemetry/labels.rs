@@ -26,6 +26,8 @@ label_values! {
     Endpoint {
         /// `POST /v1/completions`.
         Completions => "completions",
+        /// `POST /v1/chat/completions`.
+        Chat => "chat",
     }
 }
 
@@ -162,6 +164,8 @@ label_values! {
     Route {
         /// Text completion.
         Completions => "/v1/completions",
+        /// Conversations.
+        ChatCompletions => "/v1/chat/completions",
         /// The models served.
         Models => "/v1/models",
         /// One model.

@@ -232,7 +232,11 @@ impl Drop for HttpRequest {
 pub(super) fn register_http_routes() {
     for route in Route::ALL {
         let method = match route {
-            Route::Completions | Route::Tokenize | Route::Detokenize | Route::PolicyExplain => Method::Post.label(),
+            Route::Completions
+            | Route::ChatCompletions
+            | Route::Tokenize
+            | Route::Detokenize
+            | Route::PolicyExplain => Method::Post.label(),
             Route::Models | Route::Model | Route::Policy | Route::OpenApi => Method::Get.label(),
             Route::Unsupported | Route::Unmatched => continue,
         };

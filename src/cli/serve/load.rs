@@ -2,8 +2,9 @@
 
 use super::config::ServeConfig;
 use crate::{
+    chat::{TemplateError, Templates},
     cli::engine::{Engine, EngineError, EngineOptions, LoadedChain},
-    gguf::GgufFile,
+    gguf::{GgufFile, Metadata},
     llama::Threadpool,
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify},
     serve::ModelCard,
@@ -184,9 +185,26 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         arch: metadata.arch().unwrap_or("unknown").to_owned(),
         abi: manifest.skippy_abi_version.to_string(),
         policy: resolver,
+        chat: templates(&metadata, &text),
         speculation,
     };
     Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
+}
+
+/// The model's chat templates. Without them it still completes texts.
+fn templates(metadata: &Metadata, text: &dyn TextModel) -> Result<Arc<Templates>, TemplateError> {
+    let token = |id: Option<i32>| id.map(|id| String::from_utf8_lossy(&text.piece(id, true)).into_owned());
+    let eos = metadata.uint("tokenizer.ggml.eos_token_id").and_then(|id| i32::try_from(id).ok());
+    let templates = Templates::new(
+        metadata.str("tokenizer.chat_template"),
+        metadata.str("tokenizer.chat_template.tool_use"),
+        &token(text.bos()).unwrap_or_default(),
+        &token(eos).unwrap_or_default(),
+    );
+    if let Err(error) = &templates {
+        tracing::warn!(%error, "conversations are refused");
+    }
+    templates.map(Arc::new)
 }
 
 /// `window` is what a request puts into a batch past its prompt: the chosen token, and drafts behind it.

@@ -1,11 +1,13 @@
 //! OpenAI's API: what is served, and a clear answer for what is not.
 
 pub mod answer;
+pub mod chat;
 pub mod completions;
 pub mod fields;
 pub mod params;
 pub mod respond;
 mod stream;
+mod tokens;
 pub mod values;
 
 use axum::extract::MatchedPath;
@@ -16,14 +18,8 @@ use super::{
 };
 
 /// Endpoints of OpenAI-like APIs that clients are likely to try.
-pub(super) const UNSUPPORTED: &[&str] = &[
-    "/v1/chat/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/audio/{*rest}",
-    "/v1/images/{*rest}",
-];
+pub(super) const UNSUPPORTED: &[&str] =
+    &["/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/audio/{*rest}", "/v1/images/{*rest}"];
 
 /// Says that an endpoint is not served, rather than that it does not exist.
 pub(super) async fn unsupported(path: MatchedPath) -> ApiError {

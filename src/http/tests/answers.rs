@@ -101,7 +101,7 @@ async fn swiftlm_126_llama_cpp_9867_stop_over_tokens() {
 }
 
 /// Log-probabilities to three places: they come from f32 arithmetic.
-fn rounded(mut value: Value) -> Value {
+pub(super) fn rounded(mut value: Value) -> Value {
     match &mut value {
         Value::Array(items) => items.iter_mut().for_each(|item| *item = rounded(item.take())),
         Value::Object(fields) => fields.values_mut().for_each(|field| *field = rounded(field.take())),

@@ -3,7 +3,7 @@
 use crate::http::{
     error::ErrorCode,
     fields::{Effect, Field},
-    openai::{UNSUPPORTED, completions::fields::FIELDS},
+    openai::{UNSUPPORTED, chat, completions::fields::FIELDS},
     policy::EXPLAIN_FIELDS,
     routes,
     tokenize::{DETOKENIZE_FIELDS, TOKENIZE_FIELDS},
@@ -51,6 +51,7 @@ fn the_documentation_is_made_from_the_tables() {
     let tables = [
         ("routes", route_table()),
         ("completions", field_table(FIELDS)),
+        ("chat", field_table(chat::fields::FIELDS)),
         ("tokenize", field_table(TOKENIZE_FIELDS)),
         ("detokenize", field_table(DETOKENIZE_FIELDS)),
         ("explain", field_table(EXPLAIN_FIELDS)),

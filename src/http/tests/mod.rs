@@ -3,6 +3,7 @@
 
 mod answers;
 mod auth;
+mod chat;
 mod docs;
 mod errors;
 mod fuzz;
@@ -132,6 +133,11 @@ impl App {
         self.post("/v1/completions", &request(more)).await
     }
 
+    /// A chat completion of a body that lacks only what is in `more`: one message "abc", greedy, 8 tokens.
+    async fn chat(&self, more: Value) -> Answer {
+        self.post("/v1/chat/completions", &chat_request(more)).await
+    }
+
     /// Whether the server still does its work.
     async fn assert_alive(&self) {
         let answer = self.complete(json!({})).await;
@@ -142,6 +148,15 @@ impl App {
 /// `{"prompt":"abc","temperature":0,"max_tokens":8}` with `more` laid over it.
 fn request(more: Value) -> Value {
     let mut body = json!({"prompt": "abc", "temperature": 0, "max_tokens": 8});
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// As [`request`], for chat.
+fn chat_request(more: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "abc"}], "temperature": 0, "max_tokens": 8});
     for (name, value) in more.as_object().unwrap() {
         body[name] = value.clone();
     }
@@ -235,12 +250,25 @@ fn joined(chunks: &[Value], index: u64) -> String {
     choices.filter(|choice| choice["index"] == index).map(|choice| choice["text"].as_str().unwrap()).collect()
 }
 
+/// Joined content of choice `index` in a chat stream.
+fn joined_content(chunks: &[Value], index: u64) -> String {
+    joined_delta(chunks, index, "content")
+}
+
+/// The same of another field of the deltas.
+fn joined_delta(chunks: &[Value], index: u64, field: &str) -> String {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+    choices.filter(|choice| choice["index"] == index).filter_map(|choice| choice["delta"][field].as_str()).collect()
+}
+
 /// Replaces what differs from run to run.
 fn redact(mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
         for (name, value) in object.iter_mut() {
             match name.as_str() {
-                "id" if value.as_str().is_some_and(|id| id.starts_with("cmpl-")) => *value = "[id]".into(),
+                "id" if value.as_str().is_some_and(|id| id.starts_with("cmpl-") || id.starts_with("chatcmpl-")) => {
+                    *value = "[id]".into()
+                }
                 "created" => *value = "[created]".into(),
                 "system_fingerprint" => *value = "[fingerprint]".into(),
                 "timings" => {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::http::{
     fields::{Effect, Field},
-    openai::completions::fields::FIELDS,
+    openai::{chat, completions::fields::FIELDS},
     policy::EXPLAIN_FIELDS,
     tokenize::{DETOKENIZE_FIELDS, TOKENIZE_FIELDS},
 };
@@ -89,7 +89,7 @@ pub(super) fn fault(document: &Value, schema: &Value, value: &Value) -> Option<S
 #[test]
 fn schemas_of_fields_agree_with_their_samples() {
     for Field { name, schema, good, bad, effect, .. } in
-        [FIELDS, TOKENIZE_FIELDS, DETOKENIZE_FIELDS, EXPLAIN_FIELDS].into_iter().flatten()
+        [FIELDS, chat::fields::FIELDS, TOKENIZE_FIELDS, DETOKENIZE_FIELDS, EXPLAIN_FIELDS].into_iter().flatten()
     {
         let schema: Value = serde_json::from_str(schema).unwrap_or_else(|error| panic!("{name}: {error}"));
         let fault = |sample: &&str| fault(&Value::Null, &schema, &serde_json::from_str(sample).unwrap());

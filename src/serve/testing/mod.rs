@@ -13,7 +13,7 @@ pub use self::{
     probe::{Call, Fault, Gate, Probe},
     text::FakeText,
 };
-use crate::{package::LayerRange, serve::ModelCard, spec::Speculation};
+use crate::{chat::Templates, package::LayerRange, serve::ModelCard, spec::Speculation};
 
 /// Token that opens a text in [`FakeText`].
 pub const BOS: i32 = 256;
@@ -48,6 +48,10 @@ pub fn answer(prompt: &[i32], n: usize) -> Vec<i32> {
     history.split_off(prompt.len())
 }
 
+/// A template that writes every message as `[role:content]` and opens an answer with `[assistant:`.
+pub const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}\
+                            {% if add_generation_prompt %}[assistant:{% endif %}";
+
 /// The model card of a [`FakeEngine`].
 pub fn card() -> ModelCard {
     ModelCard {
@@ -63,6 +67,7 @@ pub fn card() -> ModelCard {
         abi: "1.0.0".into(),
         speculation: Speculation::disabled(),
         policy: Some(std::sync::Arc::default()),
+        chat: Templates::new(Some(TEMPLATE), None, "<bos>", "<eog>").map(std::sync::Arc::new),
     }
 }
 

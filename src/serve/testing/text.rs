@@ -4,10 +4,13 @@ use super::{BOS, EOG, FIRST_PIECE, mix};
 use crate::text::{Penalties, Sampler, SamplingParams, TextError, TextModel};
 
 /// One token per byte value, then [`BOS`], [`EOG`] and extra pieces of any bytes. Text is tokenized byte by byte;
-/// the extra pieces appear only when the engine answers with them.
+/// the extra pieces appear only when the engine answers with them. Control tokens, which are [`BOS`], [`EOG`] and those of
+/// [`FakeText::controls`], are found in text where they are written out, when asked for.
 #[derive(Clone, Debug, Default)]
 pub struct FakeText {
     pieces: Vec<Vec<u8>>,
+    /// How many of the last pieces are control tokens.
+    controls: usize,
 }
 
 impl FakeText {
@@ -18,7 +21,26 @@ impl FakeText {
 
     /// The same with further tokens from [`FIRST_PIECE`] on.
     pub fn with_pieces<P: Into<Vec<u8>>>(pieces: impl IntoIterator<Item = P>) -> Self {
-        Self { pieces: pieces.into_iter().map(Into::into).collect() }
+        Self { pieces: pieces.into_iter().map(Into::into).collect(), controls: 0 }
+    }
+
+    /// The same with control tokens behind those.
+    pub fn controls(mut self, texts: &[&str]) -> Self {
+        self.pieces.extend(texts.iter().map(|text| text.as_bytes().to_vec()));
+        self.controls += texts.len();
+        self
+    }
+
+    fn is_control(&self, token: i32) -> bool {
+        let first = FIRST_PIECE + (self.pieces.len() - self.controls) as i32;
+        matches!(token, BOS | EOG) || (first..self.n_vocab() as i32).contains(&token)
+    }
+
+    /// The control token that `text` begins with, and its length.
+    fn control_at(&self, text: &[u8]) -> Option<(i32, usize)> {
+        let controls = (BOS..self.n_vocab() as i32).filter(|&token| self.is_control(token));
+        let mut written = controls.map(|token| (token, self.piece(token, true)));
+        written.find(|(_, piece)| text.starts_with(piece)).map(|(token, piece)| (token, piece.len()))
     }
 }
 
@@ -27,15 +49,29 @@ impl TextModel for FakeText {
         258 + self.pieces.len() as u32
     }
 
-    fn tokenize(&self, text: &str, add_special: bool, _parse_special: bool) -> Result<Vec<i32>, TextError> {
-        Ok(add_special.then_some(BOS).into_iter().chain(text.bytes().map(i32::from)).collect())
+    fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<i32>, TextError> {
+        let mut tokens: Vec<i32> = add_special.then_some(BOS).into_iter().collect();
+        let mut rest = text.as_bytes();
+        while let [byte, behind @ ..] = rest {
+            match self.control_at(rest).filter(|_| parse_special && b"<[".contains(byte)) {
+                Some((token, length)) => {
+                    tokens.push(token);
+                    rest = &rest[length..];
+                }
+                None => {
+                    tokens.push(i32::from(*byte));
+                    rest = behind;
+                }
+            }
+        }
+        Ok(tokens)
     }
 
     fn piece(&self, token: i32, render_special: bool) -> Vec<u8> {
         match token {
             BOS if render_special => b"<bos>".to_vec(),
             EOG if render_special => b"<eog>".to_vec(),
-            BOS | EOG => Vec::new(),
+            _ if self.is_control(token) && !render_special => Vec::new(),
             _ => match u8::try_from(token) {
                 Ok(byte) => vec![byte],
                 Err(_) => usize::try_from(token - FIRST_PIECE)

@@ -9,7 +9,10 @@ use super::{
 use crate::{
     http::{
         error::ApiError,
-        openai::respond::{self, End, Output},
+        openai::{
+            respond::{self, End, Output},
+            tokens,
+        },
         tokenize::{ids_of, refused},
     },
     serve::{Event, FinishReason, GenerateRequest, ServeError, TokenOut},
@@ -151,7 +154,7 @@ impl Assembler {
         let mut logprobs = Logprobs::default();
         for token in tokens {
             logprobs.text_offset.push(self.offsets.next(&token.bytes));
-            logprobs.tokens.push(self.name(token.id));
+            logprobs.tokens.push(tokens::name(self.text.as_ref(), token.id));
             logprobs.token_logprobs.push(token.logprob);
             logprobs.top_logprobs.push(token.logprob.map(|logprob| self.alternatives(token, logprob)));
         }
@@ -163,23 +166,12 @@ impl Assembler {
         let mut shown: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
         let chosen = (token.id, logprob);
         for (id, logprob) in token.top.iter().copied().chain([chosen]) {
-            let name = self.name(id);
+            let name = tokens::name(self.text.as_ref(), id);
             if shown.iter().all(|(other, _)| *other != name) {
                 shown.push((name, logprob));
             }
         }
         Alternatives(shown)
-    }
-
-    /// Text of a token; `bytes:\x..` when it is not text by itself, as OpenAI writes it.
-    fn name(&self, token: i32) -> String {
-        match String::from_utf8(self.text.piece(token, true)) {
-            Ok(text) => text,
-            Err(error) => {
-                let hex = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
-                std::iter::once("bytes:".to_owned()).chain(hex).collect()
-            }
-        }
     }
 }
 

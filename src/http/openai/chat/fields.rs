@@ -1,0 +1,198 @@
+//! The documented fields of `POST /v1/chat/completions`: what each does, and samples that the tests walk through.
+
+use crate::http::{
+    fields::{
+        Effect::{Refused, Works},
+        Field,
+    },
+    openai::fields::{SHARED, with_shared},
+};
+
+/// Most alternatives per token.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+
+/// All documented fields, in the order of the documentation.
+pub const FIELDS: &[Field] = &with_shared::<{ 1 + OWN.len() + SHARED.len() }>(OWN);
+
+/// Those that other endpoints do not have, or have with another default.
+const OWN: &[Field] = &[
+    Field {
+        name: "messages",
+        takes: "array of messages, at least one",
+        schema: r#"{"type":"array","minItems":1,"items":{"type":"object","required":["role"],"properties":{"role":{"enum":["system","developer","user","assistant","tool"]},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type"],"properties":{"type":{"enum":["text","refusal"]},"text":{"type":"string"}}}}]},"name":{"type":"string"},"reasoning_content":{"type":"string"}}}}"#,
+        default: "required",
+        effect: Works("The conversation, see below."),
+        good: r#"[{"role":"user","content":"abc"}]"#,
+        bad: &[
+            "7",
+            "\"abc\"",
+            "{}",
+            "[]",
+            "[7]",
+            "[null]",
+            "[{}]",
+            r#"[{"role":"user"}]"#,
+            r#"[{"role":"user","content":7}]"#,
+            r#"[{"role":"user","content":{"type":"text","text":"a"}}]"#,
+            r#"[{"role":"user","content":["a"]}]"#,
+            r#"[{"role":"user","content":[{"text":"a"}]}]"#,
+            r#"[{"role":"user","content":[{"type":"text"}]}]"#,
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]"#,
+            r#"[{"role":"nobody","content":"a"}]"#,
+            r#"[{"role":7,"content":"a"}]"#,
+            r#"[{"content":"a"}]"#,
+        ],
+    },
+    Field {
+        name: "max_tokens",
+        takes: "integer >= 0",
+        schema: r#"{"type":"integer","minimum":0,"maximum":4294967295}"#,
+        default: "until the context ends",
+        effect: Works(
+            "Tokens generated at most, thoughts included. What exceeds the context is clamped: the answer then ends with `length`.",
+        ),
+        good: "3",
+        bad: &["-1", "1.5", "\"3\"", "true", "4294967296"],
+    },
+    Field {
+        name: "chat_template_kwargs",
+        takes: "object",
+        schema: r#"{"type":"object"}"#,
+        default: "none",
+        effect: Works(
+            "Further variables for the model's template, such as `{\"enable_thinking\": false}`. Those that the server sets (`messages`, \
+             `tools`, `add_generation_prompt`, `bos_token`, `eos_token`) are a 400.",
+        ),
+        good: "{\"enable_thinking\":false}",
+        bad: &["7", "[]", "\"x\"", "{\"messages\":[]}", "{\"bos_token\":\"x\"}"],
+    },
+    Field {
+        name: "reasoning_effort",
+        takes: "string",
+        schema: r#"{"type":"string"}"#,
+        default: "the template's",
+        effect: Works("Goes to the model's template; a 400 when the template does not know it."),
+        good: "\"low\"",
+        bad: &["7", "{}"],
+    },
+    Field {
+        name: "logprobs",
+        takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
+        default: "false",
+        effect: Works(
+            "Log-probability of every token generated, those of thoughts and marks too. They come from the raw logits: sampling parameters do \
+             not change them.",
+        ),
+        good: "true",
+        bad: &["1", "\"true\""],
+    },
+    Field {
+        name: "top_logprobs",
+        takes: "integer 0 to 20",
+        schema: r#"{"type":"integer","minimum":0,"maximum":20}"#,
+        default: "0",
+        effect: Works("This many of the most likely tokens at each place. Only with `logprobs`; else a 400."),
+        good: "2",
+        bad: &["21", "-1", "true", "\"1\""],
+    },
+    Field {
+        name: "modalities",
+        takes: "array of strings",
+        schema: r#"{"type":"array","items":{"enum":["text"]}}"#,
+        default: "`[\"text\"]`",
+        effect: Works("Accepted when it changes nothing: answers are text. Anything but `text` is a 400."),
+        good: "[\"text\"]",
+        bad: &["\"text\"", "[\"audio\"]", "[7]"],
+    },
+    Field {
+        name: "store",
+        takes: "boolean",
+        schema: r#"{"enum":[false]}"#,
+        default: "false",
+        effect: Works("Accepted when it is false: no answer is kept. True is a 400."),
+        good: "false",
+        bad: &["true", "\"false\""],
+    },
+    Field {
+        name: "service_tier",
+        takes: "string: `auto` or `default`",
+        schema: r#"{"enum":["auto","default"]}"#,
+        default: "`auto`",
+        effect: Works("Accepted when it changes nothing: there is one class of service."),
+        good: "\"auto\"",
+        bad: &["\"flex\"", "7"],
+    },
+    Field {
+        name: "prompt_cache_key",
+        takes: "string",
+        schema: r#"{"type":"string"}"#,
+        default: "none",
+        effect: Works("Accepted and without effect: what requests share is found by their tokens."),
+        good: "\"x\"",
+        bad: &["7"],
+    },
+    Field {
+        name: "safety_identifier",
+        takes: "string",
+        schema: r#"{"type":"string"}"#,
+        default: "none",
+        effect: Works("The newer name of `user`; wins when both are given."),
+        good: "\"someone\"",
+        bad: &["7", "{}"],
+    },
+    Field {
+        name: "audio",
+        takes: "object",
+        schema: r#"{"type":"object"}"#,
+        default: "none",
+        effect: Refused("Answers are text."),
+        good: "{\"voice\":\"x\"}",
+        bad: &[],
+    },
+    Field {
+        name: "prediction",
+        takes: "object",
+        schema: r#"{"type":"object"}"#,
+        default: "none",
+        effect: Refused("Predicted outputs are not implemented."),
+        good: "{\"type\":\"content\",\"content\":\"x\"}",
+        bad: &[],
+    },
+    Field {
+        name: "verbosity",
+        takes: "string",
+        schema: r#"{"type":"string"}"#,
+        default: "none",
+        effect: Refused("Say it in a message."),
+        good: "\"low\"",
+        bad: &[],
+    },
+    Field {
+        name: "web_search_options",
+        takes: "object",
+        schema: r#"{"type":"object"}"#,
+        default: "none",
+        effect: Refused("Nothing is searched."),
+        good: "{}",
+        bad: &[],
+    },
+    Field {
+        name: "functions",
+        takes: "array of functions",
+        schema: r#"{"type":"array"}"#,
+        default: "none",
+        effect: Refused("The old form of `tools`."),
+        good: "[]",
+        bad: &[],
+    },
+    Field {
+        name: "function_call",
+        takes: "string or object",
+        schema: r#"{"anyOf":[{"type":"string"},{"type":"object"}]}"#,
+        default: "none",
+        effect: Refused("The old form of `tool_choice`."),
+        good: "\"auto\"",
+        bad: &[],
+    },
+];
