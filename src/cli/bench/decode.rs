@@ -221,12 +221,14 @@ async fn start_http(handle: &ServeHandle) -> anyhow::Result<(mpsc::Sender<()>, S
 async fn through_http(address: SocketAddr, prompts: &[Vec<i32>], tokens: usize) -> anyhow::Result<usize> {
     let mut running = tokio::task::JoinSet::new();
     for prompt in prompts {
-        let prompt = prompt.clone();
-        running.spawn(async move { client::complete(address, &prompt, tokens).await });
+        let body = serde_json::json!({
+            "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "stream": true,
+        });
+        running.spawn(async move { client::stream(address, &body, |_| {}).await });
     }
-    let mut chunks = 0;
+    let mut pieces = 0;
     while let Some(done) = running.join_next().await {
-        chunks += done??;
+        pieces += done??.pieces.len();
     }
-    Ok(chunks)
+    Ok(pieces)
 }

@@ -1,10 +1,12 @@
-//! `skippy-stage bench`: ratios against llama.cpp used the plain way, in the same process and run.
+//! `skippy-stage bench`: ratios against llama.cpp used the plain way, in the same process and run, and against other
+//! servers over HTTP.
 
 mod attention;
 mod client;
 mod decode;
 mod load;
 mod resolver;
+mod serve;
 mod speculation;
 pub mod stats;
 
@@ -21,6 +23,8 @@ pub enum BenchCommand {
     Decode(decode::DecodeArgs),
     /// One decision of the phase resolver
     Resolver,
+    /// A running server under load over HTTP, alone or against another one
+    Serve(serve::ServeArgs),
     /// Greedy answers with and without drafts
     Speculation(speculation::SpeculationArgs),
     /// Loading a package against llama.cpp loading the GGUF it was made from, and the memory each stage takes
@@ -38,6 +42,7 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
         BenchCommand::Decode(args) => decode::run(args),
         BenchCommand::Load(args) => load::run(args),
         BenchCommand::Resolver => resolver::run(),
+        BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Speculation(args) => speculation::run(args),
     }?;
     Ok(ExitCode::SUCCESS)
