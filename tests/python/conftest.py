@@ -28,5 +28,21 @@ def model(client):
     return client.models.list().data[0].id
 
 
+@pytest.fixture
+def refused(server):
+    """The error that a call raises: exactly a `kind`, and the only request that it cost, since a retry would fail too."""
+
+    def check(kind, status, call, route="/v1/completions"):
+        before = server.metric("skippy_http_requests_total", method="POST", route=route)
+        with pytest.raises(kind) as caught:
+            call()
+        assert type(caught.value) is kind
+        assert caught.value.status_code == status
+        assert server.metric("skippy_http_requests_total", method="POST", route=route) - before == 1
+        return caught.value
+
+    return check
+
+
 def connect(server, kind=openai.OpenAI):
     return kind(base_url=server.url + "/v1", api_key="unused", timeout=PATIENCE_S)
