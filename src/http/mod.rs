@@ -67,6 +67,11 @@ pub struct HttpOptions {
     pub max_body_bytes: usize,
     /// Silence in a stream after which a comment is sent; `None` sends none.
     pub keep_alive: Option<Duration>,
+    /// Time that a connection may be open without the whole head of a request; `None` sets no limit.
+    pub idle_timeout: Option<Duration>,
+    /// Time for which a client may take nothing of what is sent to it; `None` sets no limit. Until then the rest of its answer
+    /// waits in memory, which the length of the answer bounds.
+    pub stall_timeout: Option<Duration>,
     /// Age of the engine's last sign of life at which the server counts as stuck. Longer than the longest step.
     pub stuck_after: Duration,
     /// How long new requests are still taken after a shutdown signal, while `/readyz` says 503 already: balancers need
@@ -83,6 +88,8 @@ impl Default for HttpOptions {
             cors_origins: Vec::new(),
             max_body_bytes: 32 << 20,
             keep_alive: Some(Duration::from_secs(15)),
+            idle_timeout: Some(Duration::from_secs(90)),
+            stall_timeout: Some(Duration::from_secs(120)),
             stuck_after: Duration::from_secs(300),
             drain_delay: Duration::ZERO,
             shutdown_timeout: Duration::from_secs(30),

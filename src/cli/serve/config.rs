@@ -3,11 +3,16 @@
 //! Precedence: flag, environment, file, default. The first two are clap's; [`ServeFlags::or`] adds the file and
 //! [`ServeFlags::resolve`] the defaults.
 
-use super::models::{self, ModelTables};
+use super::{
+    keys::{self, Secret},
+    models::{self, ModelTables},
+};
 use crate::{
     cli::engine::EngineChoice,
+    http::{ApiKeys, CorsOrigin, KeyError},
     package::LayerRange,
     policy::{Overrides, Path as AttentionPath},
+    serve::ServeOptions,
     spec::Requested,
 };
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
@@ -40,6 +45,9 @@ pub enum LogFormat {
     /// One JSON object for each line.
     Json,
 }
+
+/// `--prefix-cache-mib` when it is not given.
+const PREFIX_CACHE_MIB: u32 = (ServeOptions::PREFIX_CACHE_BYTES >> 20) as u32;
 
 /// What may be set, all optional: from the command line, the environment or a file.
 #[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]
@@ -118,12 +126,34 @@ pub struct ServeFlags {
     #[arg(long, env = "SKIPPY_VERIFY_PACKAGE_SHA", value_parser = BoolishValueParser::new(), num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     pub verify_package_sha: Option<bool>,
+    /// API key that clients must send, as `Authorization: Bearer` or `X-Api-Key`; may be given several times. Others on this
+    /// machine can read command lines: `--api-key-file` and the environment are safer
+    #[arg(long, env = "SKIPPY_API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY,..")]
+    pub api_key: Option<Vec<Secret>>,
+    /// File with API keys, one on each line
+    #[arg(long, env = "SKIPPY_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Origin whose pages may call the API from a browser, `*` for all; may be given several times [default: none]
+    #[arg(long, env = "SKIPPY_CORS_ORIGIN", value_delimiter = ',', value_name = "ORIGIN,..")]
+    pub cors_origin: Option<Vec<String>>,
     /// Largest request body, in MiB [default: 32]
     #[arg(long, env = "SKIPPY_BODY_LIMIT_MIB", value_name = "MIB")]
     pub body_limit_mib: Option<u32>,
     /// Seconds between comments that keep a silent stream open, 0 for none [default: 15]
     #[arg(long, env = "SKIPPY_KEEPALIVE", value_name = "SECONDS")]
     pub keepalive: Option<u32>,
+    /// Seconds after which a connection without a request is closed, 0 for never; longer than that of proxies [default: 90]
+    #[arg(long, env = "SKIPPY_IDLE_TIMEOUT", value_name = "SECONDS")]
+    pub idle_timeout: Option<u32>,
+    /// Seconds that one generation may take, waiting included, 0 for any [default: 0]
+    #[arg(long, env = "SKIPPY_REQUEST_TIMEOUT", value_name = "SECONDS")]
+    pub request_timeout: Option<u32>,
+    /// MiB of memory that hold finished requests, for prompts that begin alike, 0 for none [default: 256]
+    #[arg(long, env = "SKIPPY_PREFIX_CACHE_MIB", value_name = "MIB")]
+    pub prefix_cache_mib: Option<u32>,
+    /// Seconds without a sign of life of the engine after which probes fail; longer than its longest step [default: 300]
+    #[arg(long, env = "SKIPPY_WATCHDOG", value_name = "SECONDS")]
+    pub watchdog: Option<u32>,
     /// Seconds to go on accepting after SIGTERM, while load balancers notice [default: 0]
     #[arg(long, env = "SKIPPY_DRAIN_DELAY", value_name = "SECONDS")]
     pub drain_delay: Option<u32>,
@@ -195,10 +225,26 @@ pub struct ServeConfig {
     pub allow_uncertified_cuts: bool,
     /// Hash every selected artifact before loading.
     pub verify_package_sha: bool,
+    /// Who may use the API. Never printed.
+    #[serde(skip)]
+    pub api_keys: ApiKeys,
+    /// File with API keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key_file: Option<PathBuf>,
+    /// Origins whose pages may call the API.
+    pub cors_origin: Vec<String>,
     /// Largest request body, MiB.
     pub body_limit_mib: u32,
     /// Seconds between keep-alive comments.
     pub keepalive: u32,
+    /// Seconds after which a connection without a request is closed.
+    pub idle_timeout: u32,
+    /// Seconds that one generation may take.
+    pub request_timeout: u32,
+    /// MiB of memory that hold finished requests.
+    pub prefix_cache_mib: u32,
+    /// Seconds without a sign of life after which probes fail.
+    pub watchdog: u32,
     /// Seconds to go on accepting after SIGTERM.
     pub drain_delay: u32,
     /// Seconds that running requests get to finish.
@@ -215,8 +261,10 @@ pub struct ServeConfig {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read config file `{path}`: {source}")]
+    #[error("cannot read {what} `{path}`: {source}")]
     Read {
+        /// What is in it.
+        what: &'static str,
         /// Its path.
         path: PathBuf,
         /// Why.
@@ -238,6 +286,14 @@ pub enum ConfigError {
         "`{0}` is a reference to a hub, which cannot be served yet: download the repository and pass its directory"
     )]
     Hub(String),
+    /// Keys that nobody could use.
+    #[error("`{field}`: {source}")]
+    Key {
+        /// The flag, without dashes, and its file.
+        field: String,
+        /// Which one, and why.
+        source: KeyError,
+    },
     /// A value outside its range.
     #[error("`{field}` {message}")]
     Value {
@@ -261,8 +317,11 @@ impl ServeFlags {
     /// # Errors
     /// When it cannot be read, is not TOML, or has an unknown key.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            what: "config file",
+            path: path.to_owned(),
+            source,
+        })?;
         let flags: Self = toml::from_str(&text).map_err(|e| ConfigError::Parse {
             path: path.to_owned(),
             message: e.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
@@ -275,8 +334,8 @@ impl ServeFlags {
         let strategy_from_file = self.speculative_strategy.is_none() && file.strategy_from_file;
         let models = if self.models.is_empty() { file.models } else { self.models };
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
-            threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, body_limit_mib,
-            keepalive, drain_delay, shutdown_timeout, log_format, speculative_strategy; strategy_from_file, models)
+            threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, api_key, api_key_file,
+            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, speculative_strategy; strategy_from_file, models)
     }
 
     /// Fills in defaults and checks ranges.
@@ -302,6 +361,12 @@ impl ServeFlags {
                 message: format!("must ascend, got {} before {}", pair[0], pair[1]),
             });
         }
+        let api_keys = keys::read(self.api_key.as_deref(), self.api_key_file.as_deref())?;
+        let cors_origin = self.cors_origin.unwrap_or_default();
+        for origin in &cors_origin {
+            let parsed = origin.parse::<CorsOrigin>();
+            parsed.map_err(|error| ConfigError::Value { field: "cors-origin", message: error.to_string() })?;
+        }
         let strategy_on_command_line = self.speculative_strategy.is_some() && !self.strategy_from_file;
         Ok(ServeConfig {
             package,
@@ -326,8 +391,20 @@ impl ServeFlags {
             attention_verify: self.attention_verify,
             allow_uncertified_cuts: self.allow_uncertified_cuts.unwrap_or(false),
             verify_package_sha: self.verify_package_sha.unwrap_or(false),
+            api_keys,
+            api_key_file: self.api_key_file,
+            cors_origin,
             body_limit_mib: within("body-limit-mib", self.body_limit_mib.unwrap_or(32), 1, 4096)?,
             keepalive: self.keepalive.unwrap_or(15),
+            idle_timeout: self.idle_timeout.unwrap_or(90),
+            request_timeout: self.request_timeout.unwrap_or(0),
+            prefix_cache_mib: within(
+                "prefix-cache-mib",
+                self.prefix_cache_mib.unwrap_or(PREFIX_CACHE_MIB),
+                0,
+                1 << 22,
+            )?,
+            watchdog: within("watchdog", self.watchdog.unwrap_or(300), 1, u32::MAX)?,
             drain_delay: self.drain_delay.unwrap_or(0),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(30),
             log_format: self.log_format.unwrap_or(LogFormat::Text),

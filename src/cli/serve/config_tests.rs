@@ -44,6 +44,42 @@ fn a_printed_config_reads_back_to_itself() {
 }
 
 #[test]
+fn keys_come_from_flags_and_file_and_are_never_printed() {
+    let keys = file("# staff\nfrom-file \n");
+    let flags = ServeFlags {
+        package: Some("x".into()),
+        api_key: Some(vec!["first-key".parse().unwrap(), "second-key".parse().unwrap()]),
+        api_key_file: Some(keys.path().to_owned()),
+        ..ServeFlags::default()
+    };
+    assert!(!format!("{flags:?}").contains("-key\""), "{flags:?}");
+    let config = flags.resolve().unwrap();
+    assert_eq!(config.api_keys, ApiKeys::new(["first-key", "second-key", "from-file"]).unwrap());
+    for shown in [format!("{config:?}"), toml::to_string(&config).unwrap()] {
+        assert!(!shown.contains("first-key") && !shown.contains("from-file"), "{shown}");
+    }
+    // The file is named, so what is printed opens to its keys again.
+    let printed = file(&toml::to_string(&config).unwrap());
+    let read = ServeFlags::from_file(printed.path()).unwrap().resolve().unwrap();
+    assert_eq!(read.api_keys, ApiKeys::new(["from-file"]).unwrap());
+
+    let with_file = |path: &Path| ServeFlags {
+        api_key_file: Some(path.to_owned()),
+        package: Some("x".into()),
+        ..ServeFlags::default()
+    };
+    for (text, said) in [("# none\n", "there is no key in it"), ("a b\n", "key 1 must be")] {
+        let message = with_file(file(text).path()).resolve().unwrap_err().to_string();
+        assert!(message.starts_with("`api-key-file ") && message.contains(said), "{message}");
+    }
+    let gone = with_file(Path::new("/nowhere/keys"));
+    assert!(gone.resolve().unwrap_err().to_string().starts_with("cannot read file of API keys `/nowhere/keys`"));
+    let config = file("package = \"x\"\napi-key = [\"in-config\"]\n");
+    let config = ServeFlags::from_file(config.path()).unwrap().resolve().unwrap();
+    assert_eq!(config.api_keys, ApiKeys::new(["in-config"]).unwrap());
+}
+
+#[test]
 fn unknown_keys_and_bad_values_are_named() {
     let typo = file("package = \"x\"\nlane = 3\n");
     let message = ServeFlags::from_file(typo.path()).unwrap_err().to_string();
@@ -58,6 +94,9 @@ fn unknown_keys_and_bad_values_are_named() {
         (ServeFlags { layers: Some("9..2".into()), ..base() }, "layers"),
         (ServeFlags { split: Some(vec![20, 10]), ..base() }, "split"),
         (ServeFlags { batch_size: Some(1 << 20), ..base() }, "batch-size"),
+        (ServeFlags { watchdog: Some(0), ..base() }, "watchdog"),
+        (ServeFlags { cors_origin: Some(vec!["example.org".into()]), ..base() }, "cors-origin"),
+        (ServeFlags { api_key: Some(vec!["a b".parse().unwrap()]), ..base() }, "api-key"),
     ] {
         let message = flags.resolve().unwrap_err().to_string();
         assert!(message.starts_with(&format!("`{field}`")), "{message}");

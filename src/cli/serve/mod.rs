@@ -1,6 +1,7 @@
 //! `skippy-stage serve`: load a layer package, serve the OpenAI API.
 
 pub mod config;
+pub mod keys;
 mod load;
 pub mod models;
 
@@ -48,6 +49,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let file = args.config.as_deref().map(ServeFlags::from_file).transpose()?;
     let config = args.flags.or(file.unwrap_or_default()).resolve()?;
     if args.print_config {
+        if config.api_keys.are_required() {
+            println!("# {} API keys, not shown", config.api_keys.count());
+        }
         print!("{}", toml::to_string(&config)?);
         return Ok(ExitCode::SUCCESS);
     }
@@ -83,9 +87,15 @@ async fn serve(config: ServeConfig, metrics: PrometheusHandle) -> anyhow::Result
         TcpListener::bind(config.bind).await.with_context(|| format!("cannot listen on `{}`", config.bind))?;
     let address = listener.local_addr()?;
     tracing::info!("listening on http://{address}");
+    if !address.ip().is_loopback() && !config.api_keys.are_required() {
+        tracing::warn!(
+            %address,
+            "whoever reaches this address may use the server: set `--api-key-file`, or bind to 127.0.0.1"
+        );
+    }
 
     let (handle, starter) = ServeHandle::loading(serve_options(&config));
-    let options = http_options(&config);
+    let options = http_options(&config)?;
     // Loading happens on a thread of its own, so that probes answer and a signal ends it.
     let loader =
         std::thread::Builder::new().name("skippy-load".into()).spawn(move || load_and_start(&config, starter))?;
@@ -153,18 +163,30 @@ fn serve_options(config: &ServeConfig) -> ServeOptions {
         lanes: Some(config.lanes),
         max_queue: config.max_queue,
         ctx_per_request: config.ctx_size,
-        request_timeout: None,
-        prefix_cache_bytes: ServeOptions::PREFIX_CACHE_BYTES,
+        request_timeout: above_zero(config.request_timeout),
+        prefix_cache_bytes: u64::from(config.prefix_cache_mib) << 20,
     }
 }
 
-fn http_options(config: &ServeConfig) -> HttpOptions {
-    let seconds = |n: u32| Duration::from_secs(u64::from(n));
-    HttpOptions {
+fn http_options(config: &ServeConfig) -> anyhow::Result<HttpOptions> {
+    Ok(HttpOptions {
+        api_keys: config.api_keys.clone(),
+        cors_origins: config.cors_origin.iter().map(|origin| origin.parse()).collect::<Result<_, _>>()?,
         max_body_bytes: (config.body_limit_mib as usize) << 20,
-        keep_alive: (config.keepalive > 0).then(|| seconds(config.keepalive)),
+        keep_alive: above_zero(config.keepalive),
+        idle_timeout: above_zero(config.idle_timeout),
+        stuck_after: seconds(config.watchdog),
         drain_delay: seconds(config.drain_delay),
         shutdown_timeout: seconds(config.shutdown_timeout),
         ..HttpOptions::default()
-    }
+    })
+}
+
+fn seconds(n: u32) -> Duration {
+    Duration::from_secs(u64::from(n))
+}
+
+/// 0 switches off.
+fn above_zero(n: u32) -> Option<Duration> {
+    (n > 0).then(|| seconds(n))
 }

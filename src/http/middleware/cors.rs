@@ -16,7 +16,7 @@ pub enum CorsOrigin {
 
 /// An origin that no browser sends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an origin is `*` or `scheme://host[:port]` in lower case without a path, got `{0}`")]
+#[error("must be `*` or `scheme://host[:port]` in lower case without a path, got `{0}`")]
 pub struct OriginError(String);
 
 impl FromStr for CorsOrigin {

@@ -27,6 +27,8 @@ async fn llama_cpp_5594_omlx_1884_loading() {
     assert_eq!((live.status, &live.json()["phase"]), (StatusCode::OK, &json!("loading")));
     let ready = app.get("/readyz").await;
     assert_eq!((ready.status, &ready.json()["check"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("model")));
+    let startup = app.get("/startupz").await;
+    assert_eq!((startup.status, &startup.json()["check"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("model")));
     let health = app.get("/health").await;
     assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(health.json(), json!({"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}));
@@ -40,7 +42,7 @@ async fn llama_cpp_5594_omlx_1884_loading() {
     let text = FakeText::new();
     let engine = FakeEngine::new(&text, 1, 64, 64);
     starter.start(Box::new(engine), std::sync::Arc::new(text), card()).unwrap();
-    for path in ["/livez", "/readyz", "/health"] {
+    for path in ["/livez", "/readyz", "/startupz", "/health"] {
         assert_eq!(app.get(path).await.status, StatusCode::OK, "{path}");
     }
     assert_eq!(app.get("/health").await.json(), json!({"status": "ok"}));
@@ -52,7 +54,7 @@ async fn llama_cpp_5594_omlx_1884_loading() {
 async fn a_failed_load_is_said_and_not_retried() {
     let (app, starter) = without_model();
     starter.failed("layer 7 is missing");
-    for path in ["/livez", "/readyz", "/health"] {
+    for path in ["/livez", "/readyz", "/startupz", "/health"] {
         let answer = app.get(path).await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
         assert!(answer.json().to_string().contains("layer 7 is missing"), "{path}");
@@ -86,15 +88,19 @@ async fn a_stuck_engine_fails_the_probes() {
 }
 
 /// A server on a real socket.
-struct Served {
-    app: App,
-    address: std::net::SocketAddr,
+pub(super) struct Served {
+    pub(super) app: App,
+    pub(super) address: std::net::SocketAddr,
     signals: mpsc::Sender<()>,
     server: tokio::task::JoinHandle<std::io::Result<Ended>>,
 }
 
-async fn served(engine: FakeEngine, options: HttpOptions) -> Served {
-    let app = App::with(engine, FakeText::new(), options.clone());
+pub(super) async fn served(engine: FakeEngine, options: HttpOptions) -> Served {
+    served_with(FakeText::new(), engine, options).await
+}
+
+pub(super) async fn served_with(text: FakeText, engine: FakeEngine, options: HttpOptions) -> Served {
+    let app = App::with(engine, text, options.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (signals, receiver) = mpsc::channel(4);
@@ -104,7 +110,7 @@ async fn served(engine: FakeEngine, options: HttpOptions) -> Served {
 
 impl Served {
     /// Sends one request on a connection of its own.
-    async fn open(&self, method: &str, path: &str, body: &str) -> TcpStream {
+    pub(super) async fn open(&self, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = bounded(TcpStream::connect(self.address)).await.unwrap();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -115,12 +121,12 @@ impl Served {
         stream
     }
 
-    async fn get(&self, path: &str) -> String {
+    pub(super) async fn get(&self, path: &str) -> String {
         rest(self.open("GET", path, "").await).await
     }
 }
 
-async fn rest(mut stream: TcpStream) -> String {
+pub(super) async fn rest(mut stream: TcpStream) -> String {
     let mut text = String::new();
     bounded(stream.read_to_string(&mut text)).await.unwrap();
     text
@@ -140,6 +146,10 @@ async fn vllm_24885_litellm_28714_running_streams_finish() {
     served.signals.send(()).await.unwrap();
     until(|| served.app.serve.status().phase == Phase::Draining).await;
     served.app.complete(json!({})).await.assert_error(503, "shutting_down", "");
+    // The start is over for good; only readiness is not.
+    for (path, status) in [("/startupz", 200), ("/livez", 200), ("/readyz", 503)] {
+        assert_eq!(served.app.get(path).await.status.as_u16(), status, "{path}");
+    }
     drop(gate);
     let text = rest(running).await;
     assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");

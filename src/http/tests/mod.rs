@@ -4,6 +4,7 @@
 mod answers;
 mod auth;
 mod chat;
+mod connections;
 mod docs;
 mod errors;
 mod fuzz;

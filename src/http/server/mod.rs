@@ -1,11 +1,14 @@
 //! Serving the router: listening, and ending in good order.
 
-use std::{future::IntoFuture, io, time::Duration};
+mod connections;
+mod io;
 
-use axum::serve::ListenerExt;
+use std::{io::Result, time::Duration};
+
 use tokio::{net::TcpListener, sync::mpsc, time};
 use tokio_util::sync::CancellationToken;
 
+use self::io::Limits;
 use super::{AppState, HttpOptions, assemble};
 use crate::{
     serve::{Phase, ServeHandle},
@@ -30,7 +33,7 @@ pub enum Ended {
 ///
 /// # Errors
 /// When the handlers cannot be installed.
-pub fn signals() -> io::Result<mpsc::Receiver<()>> {
+pub fn signals() -> Result<mpsc::Receiver<()>> {
     let (sender, receiver) = mpsc::channel(4);
     #[cfg(unix)]
     {
@@ -62,31 +65,25 @@ pub fn signals() -> io::Result<mpsc::Receiver<()>> {
 /// A second signal ends it at once. The model may still be loading: probes and metrics answer all the while.
 ///
 /// # Errors
-/// Those of the listener.
+/// When a task of the server panics.
 pub async fn run(
     listener: TcpListener,
     serve: ServeHandle,
     metrics: PrometheusHandle,
     options: HttpOptions,
     mut signals: mpsc::Receiver<()>,
-) -> io::Result<Ended> {
+) -> Result<Ended> {
     let (drain_delay, shutdown_timeout) = (options.drain_delay, options.shutdown_timeout);
+    let limits = Limits { opening: options.idle_timeout, stall: options.stall_timeout };
     let state = AppState::new(serve.clone(), metrics.clone(), options);
-    // Small frames must not wait for each other.
-    let listener = listener.tap_io(|io| {
-        if let Err(error) = io.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY cannot be set");
-        }
-    });
     let close = CancellationToken::new();
-    let server = axum::serve(listener, assemble(state.clone())).with_graceful_shutdown(close.clone().cancelled_owned());
-    let mut server = tokio::spawn(server.into_future());
+    let mut server = tokio::spawn(connections::serve(listener, assemble(state.clone()), limits, close.clone()));
     let mut upkeep = time::interval(UPKEEP_INTERVAL);
     let signalled = loop {
         tokio::select! {
             signal = signals.recv() => break signal,
             _ = upkeep.tick() => metrics.run_upkeep(),
-            ended = &mut server => return ended.map_err(io::Error::other)?.map(|()| Ended::Drained),
+            ended = &mut server => return ended.map(|()| Ended::Drained).map_err(std::io::Error::other),
         }
     };
     if signalled.is_none() {
@@ -110,7 +107,7 @@ pub async fn run(
     };
     let ended = tokio::select! {
         drained = drained => match drained {
-            Ok(ended) => ended.map_err(io::Error::other)?.map(|()| Ended::Drained)?,
+            Ok(ended) => ended.map(|()| Ended::Drained).map_err(std::io::Error::other)?,
             Err(_) => Ended::TimedOut,
         },
         () = second => Ended::Forced,
