@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import threading
 from urllib.parse import urlsplit
 
 from server import PATIENCE_S
@@ -63,3 +64,39 @@ class Raw:
         if abruptly:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
+
+
+class Recorder:
+    """Stands between a client and a server, for one connection, and keeps what the server answered."""
+
+    def __init__(self, server):
+        self.server = Raw(server).socket
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = "http://127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.answered = b""
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        self.client = self.listener.accept()[0]
+        threading.Thread(target=self._pass_on, daemon=True).start()
+        try:
+            while got := self.server.recv(65536):
+                self.answered += got
+                self.client.sendall(got)
+        except OSError:
+            pass
+
+    def _pass_on(self):
+        try:
+            while got := self.client.recv(65536):
+                self.server.sendall(got)
+        except OSError:
+            pass
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        for end in (self.listener, self.client, self.server):
+            end.close()

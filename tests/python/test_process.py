@@ -1,11 +1,15 @@
 """The server as a process: signals, exit codes, and starts that must fail with one clear line."""
 
+import json
+import re
 import signal
 import socket
 
+import openai
 import pytest
 from conftest import connect
-from server import PACKAGE, Server, run_to_end
+from raw import Recorder
+from server import BUNDLED, PACKAGE, Server, run_to_end
 
 
 @pytest.fixture
@@ -33,6 +37,40 @@ def test_sigterm_lets_running_streams_finish(own_server):
     chunks += stream
     assert chunks[-1].choices[0].finish_reason == "length"
     assert own_server.wait() == 0, own_server.log_text()
+
+
+def test_llama_cpp_16104_a_stream_cut_by_shutdown_raises():
+    server = Server("--shutdown-timeout", "0", "--threads", "1", "--ctx-size", "65536", package=BUNDLED)
+    try:
+        client = connect(server)
+        model = client.models.list().data[0].id
+        stream = client.completions.create(
+            model=model, prompt="And", max_tokens=60000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+        assert caught.value.code == "shutting_down"
+        assert server.wait() == 0, server.log_text()
+    finally:
+        server.kill()
+
+
+def test_openai_python_2722_comments_do_not_disturb_the_client():
+    # One thread reads some hundred tokens of this in a second.
+    request = {"prompt": "And it came to pass. " * 120, "max_tokens": 4, "stream": True, "temperature": 0}
+    server = Server("--keepalive", "1", "--ctx-size", "1024", "--threads", "1")
+    try:
+        model = connect(server).models.list().data[0].id
+        with Recorder(server) as recorder:
+            chunks = list(connect(recorder).completions.create(model=model, **request))
+        assert b": ping\n\n" in recorder.answered and not re.search(rb"^id:", recorder.answered, re.M)
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
+        texts = re.findall(rb'"text":("(?:[^"\\]|\\.)*")', recorder.answered)
+        assert [chunk.choices[0].text for chunk in chunks] == [json.loads(text) for text in texts]
+    finally:
+        server.kill()
 
 
 def refused(*args):
