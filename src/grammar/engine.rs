@@ -12,12 +12,18 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use crate::{
-    grammar::{GrammarError, GrammarSpec, Matching},
+    grammar::{GrammarError, GrammarSpec, Matching, gbnf, lark, schema},
     text::TextModel,
 };
 
-/// Bytes of a grammar, or of a schema written out, at most.
-const MAX_BYTES: usize = 1 << 18;
+/// Bytes of a schema written out at most, also inside a grammar.
+const MAX_SCHEMA_BYTES: usize = 1 << 18;
+
+/// Bytes of a grammar at most.
+const MAX_GRAMMAR_BYTES: usize = 1 << 16;
+
+/// Bytes of a regular expression at most.
+const MAX_REGEX_BYTES: usize = 1 << 14;
 
 /// Bytes of a token at most; longer ones never match. The trie holds no path of more than 1024.
 const MAX_TOKEN_BYTES: usize = 1000;
@@ -26,11 +32,7 @@ const MAX_TOKEN_BYTES: usize = 1000;
 const MAX_VOCAB: u32 = 1 << 21;
 
 /// Stack of the thread that compiles: the compiler descends once for each level of a schema and each rule.
-const STACK_BYTES: usize = 64 << 20;
-
-/// White space in JSON: none, a space, or a line break with an indent. JSON allows any amount, and a model that has
-/// begun with it may never end.
-const WHITE_SPACE: &str = r"[ ]|\n[ \t]{0,24}";
+const STACK_BYTES: usize = 256 << 20;
 
 /// Grammars over one vocabulary. Making it takes a look at every token; it is then shared.
 pub struct GrammarEngine {
@@ -95,7 +97,7 @@ impl GrammarEngine {
     fn matcher(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
-            return Err(GrammarError::Invalid(first_line(&error)));
+            return Err(GrammarError::Invalid(explained(&error)));
         }
         // What would fail on the first token fails now.
         matcher.clone().compute_mask_or_eos().map_err(|error| {
@@ -164,32 +166,34 @@ fn limits() -> ParserLimits {
 
 fn source(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
     match spec {
-        GrammarSpec::JsonObject => json_schema(json!({"type": "object"})),
-        GrammarSpec::JsonSchema(schema) => json_schema(schema.clone()),
+        GrammarSpec::JsonObject => json_schema(&json!({"type": "object"})),
+        GrammarSpec::JsonSchema(schema) => json_schema(schema),
+        GrammarSpec::Text(text) if gbnf::is_gbnf(text) => {
+            bounded(text, MAX_GRAMMAR_BYTES)?;
+            Ok(TopLevelGrammar::from_lark(gbnf::to_lark(text)?))
+        }
         GrammarSpec::Text(text) | GrammarSpec::Lark(text) => {
-            bounded(text)?;
-            Ok(TopLevelGrammar::from_lark(text.clone()))
+            bounded(text, MAX_SCHEMA_BYTES)?;
+            let ready = lark::prepare(text)?;
+            Ok(TopLevelGrammar::from_lark(ready))
         }
         GrammarSpec::Regex(regex) => {
-            bounded(regex)?;
+            bounded(regex, MAX_REGEX_BYTES)?;
             Ok(TopLevelGrammar::from_regex(regex))
         }
     }
 }
 
-fn json_schema(mut schema: Value) -> Result<TopLevelGrammar, GrammarError> {
-    bounded(&schema.to_string())?;
-    if let Some(object) = schema.as_object_mut() {
-        object.insert("x-guidance".into(), json!({"whitespace_pattern": WHITE_SPACE}));
-    }
-    Ok(TopLevelGrammar::from_json_schema(schema))
+fn json_schema(schema: &Value) -> Result<TopLevelGrammar, GrammarError> {
+    bounded(&schema.to_string(), MAX_SCHEMA_BYTES)?;
+    Ok(TopLevelGrammar::from_json_schema(schema::prepare(schema)?))
 }
 
-fn bounded(text: &str) -> Result<(), GrammarError> {
-    if text.len() <= MAX_BYTES {
+fn bounded(text: &str, most: usize) -> Result<(), GrammarError> {
+    if text.len() <= most {
         return Ok(());
     }
-    Err(GrammarError::TooLarge(format!("it has {} bytes, at most {MAX_BYTES} are possible", text.len())))
+    Err(GrammarError::TooLarge(format!("it has {} bytes, at most {most} are possible", text.len())))
 }
 
 /// What llguidance says first; behind it may stand states, grammars and backtraces.
@@ -198,4 +202,17 @@ pub(super) fn first_line(message: &str) -> String {
     let line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason given").trim();
     let printable: String = line.chars().filter(|c| !c.is_control()).take(MOST).collect();
     printable.trim_start_matches("panic: ").to_owned()
+}
+
+/// The first line, with advice about options replaced that are no client's.
+fn explained(message: &str) -> String {
+    let line = first_line(message);
+    match line.contains("oneOf") {
+        true => {
+            "`oneOf` is only possible where its options exclude each other by type, constant or a required property, \
+                 so that it equals `anyOf`"
+                .into()
+        }
+        false => line,
+    }
 }

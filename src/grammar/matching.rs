@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use llguidance::{Matcher, api::StopReason};
+use llguidance::Matcher;
 
 use crate::grammar::{
     GrammarError,
@@ -28,7 +28,7 @@ impl Matching {
     /// # Errors
     /// When the grammar cannot be followed any further; it stays so.
     pub fn mask(&mut self, logits: &[f32]) -> Result<&[f32], GrammarError> {
-        let mut allowed = self.matcher.compute_mask_or_eos().map_err(|error| self.fault(&error.to_string()))?;
+        let mut allowed = self.matcher.compute_mask_or_eos().map_err(|error| fault(&error.to_string()))?;
         allowed.and(&self.kinds.usable);
         if self.ignore_eos {
             let mut others = allowed.clone();
@@ -57,19 +57,24 @@ impl Matching {
     /// When the grammar does not allow `token`, or cannot be followed any further.
     pub fn accept(&mut self, token: i32) -> Result<(), GrammarError> {
         let id = u32::try_from(token).map_err(|_| GrammarError::Fault(format!("token {token} was chosen")))?;
-        self.matcher.consume_token(id).map_err(|error| self.fault(&error.to_string()))
+        self.matcher.consume_token(id).map_err(|error| fault(&error.to_string()))
     }
 
     /// Whether nothing can follow: the text is whole, and any more would be too much.
     pub fn is_over(&self) -> bool {
         self.matcher.is_stopped()
     }
+}
 
-    fn fault(&self, message: &str) -> GrammarError {
-        let message = first_line(message);
-        match self.matcher.stop_reason() {
-            StopReason::LexerTooComplex | StopReason::ParserTooComplex => GrammarError::TooComplex(message),
-            _ => GrammarError::Fault(message),
-        }
+/// The matcher itself keeps nothing but the message.
+fn fault(message: &str) -> GrammarError {
+    let message = first_line(message);
+    // Some grammars have texts that begin and cannot end.
+    if message.starts_with("NoExtension") {
+        return GrammarError::Invalid("the grammar lets no token follow this answer".into());
     }
+    if ["lexer error", "parser error"].iter().any(|start| message.to_lowercase().starts_with(start)) {
+        return GrammarError::TooComplex(message);
+    }
+    GrammarError::Fault(message)
 }

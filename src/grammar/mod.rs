@@ -12,7 +12,10 @@
 //! silence.
 
 mod engine;
+mod gbnf;
+mod lark;
 mod matching;
+pub mod schema;
 #[cfg(test)]
 mod tests;
 
@@ -28,11 +31,12 @@ pub enum GrammarSpec {
     JsonObject,
     /// A JSON value that a schema admits.
     JsonSchema(serde_json::Value),
-    /// A grammar as a client writes it.
+    /// A grammar as a client writes it: GBNF when it defines a rule with `::=`, else Lark.
     Text(String),
     /// A text that a regular expression matches as a whole.
     Regex(String),
-    /// A grammar in llguidance's variant of Lark.
+    /// A grammar in llguidance's variant of Lark, with schemas as `%json {...}` where wanted. Tokens (`<...>`),
+    /// `%llguidance` and the attributes `temperature`, `capture`, `stop` and `stop_capture` are refused.
     Lark(String),
 }
 
@@ -55,4 +59,14 @@ pub enum GrammarError {
     /// A fault of the matcher.
     #[error("the grammar cannot be followed: {0}")]
     Fault(String),
+}
+
+/// Foreign text in a message: printable and short.
+fn shown(text: &str) -> String {
+    const MOST: usize = 80;
+    let mut shown: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(MOST).collect();
+    if text.chars().nth(MOST).is_some() {
+        shown.push_str("...");
+    }
+    shown
 }

@@ -4,6 +4,7 @@ mod answers;
 mod batching;
 mod draft_faults;
 mod faults;
+mod grammar;
 mod lifecycle;
 mod paths;
 mod speculation;

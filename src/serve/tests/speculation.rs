@@ -12,10 +12,10 @@ use crate::{
     telemetry,
 };
 
-type Hits = fn(u32) -> bool;
+pub(super) type Hits = fn(u32) -> bool;
 
 /// When the draft head is right.
-const PATTERNS: [Hits; 5] = [|_| true, |_| false, |i| i % 2 == 0, |i| i % 3 != 2, |i| i * i % 7 < 3];
+pub(super) const PATTERNS: [Hits; 5] = [|_| true, |_| false, |i| i % 2 == 0, |i| i % 3 != 2, |i| i * i % 7 < 3];
 
 pub(super) fn speculating() -> ModelCard {
     ModelCard { speculation: Speculation::native_mtp(), ..card() }
@@ -46,12 +46,12 @@ fn drafting_reply(reply: &str, hits: Hits) -> House {
     House::with_card(engine, text, speculating(), roomy())
 }
 
-fn plainly(request: &GenerateRequest) -> GenerateRequest {
+pub(super) fn plainly(request: &GenerateRequest) -> GenerateRequest {
     GenerateRequest { without_speculation: true, ..request.clone() }
 }
 
 /// Everything that a client can see but times.
-fn seen(answer: &Answer) -> (&str, &[TokenOut], Option<&[TokenOut]>, FinishReason, Usage) {
+pub(super) fn seen(answer: &Answer) -> (&str, &[TokenOut], Option<&[TokenOut]>, FinishReason, Usage) {
     (&answer.text, &answer.tokens, answer.prompt.as_deref(), answer.reason(), answer.usage())
 }
 
