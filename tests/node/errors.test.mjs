@@ -44,6 +44,18 @@ test("null means absent", async () => {
   assert.equal((await complete(nulls)).usage.completion_tokens, 4);
 });
 
+test("another key is refused, once", async () => {
+  const server = await Server.start("--api-key", "right-key");
+  try {
+    assert.equal((await all(server.client({ apiKey: "right-key" }).models.list())).length, 1);
+    const wrong = () => server.client({ apiKey: "wrong-key" }).completions.create({ model: it.model, prompt: "And" });
+    const error = await refused(server, OpenAI.AuthenticationError, COMPLETIONS, wrong);
+    assert.deepEqual([error.type, error.code], ["authentication_error", "invalid_api_key"]);
+  } finally {
+    await server.stop();
+  }
+});
+
 test("a full queue is worth a retry, which the client makes when told", async () => {
   const server = await Server.start("--lanes", "1", "--max-queue", "1", "--ctx-size", "65536");
   try {

@@ -44,5 +44,5 @@ def refused(server):
     return check
 
 
-def connect(server, kind=openai.OpenAI):
-    return kind(base_url=server.url + "/v1", api_key="unused", timeout=PATIENCE_S)
+def connect(server, kind=openai.OpenAI, api_key="unused"):
+    return kind(base_url=server.url + "/v1", api_key=api_key, timeout=PATIENCE_S)
