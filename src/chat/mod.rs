@@ -7,6 +7,8 @@
 //! Everything here is pure. A template is a foreign program: it runs with a budget for its work and its memory, and with
 //! no access to anything but the conversation.
 
+mod call_grammar;
+mod calls;
 mod clock;
 mod error;
 mod jinja;
@@ -19,14 +21,17 @@ mod tools;
 mod traits;
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 pub use self::{
+    call_grammar::{CallGrammar, Thought},
     error::TemplateError,
     message::{Message, Role, ToolCall},
-    reader::{Delta, Reader},
+    reader::{Calls, Delta, Reader},
     reasoning::Markers,
     template::{Conversation, Rendered, Template, Templates},
-    tools::ToolFormat,
+    tools::{Tool, ToolFormat},
     traits::Traits,
 };

@@ -8,7 +8,7 @@ use super::{
     error::TemplateError,
     jinja::Program,
     message::{Message, Role},
-    tools::written_out,
+    tools::{Tool, written_out},
     traits::{RESERVED, Traits, context},
 };
 
@@ -52,8 +52,8 @@ pub struct Template {
 pub struct Conversation {
     /// At least one message.
     pub messages: Vec<Message>,
-    /// Tools to show to the model, as clients describe them.
-    pub tools: Vec<Value>,
+    /// Tools to show to the model.
+    pub tools: Arc<[Tool]>,
     /// Further variables for the template.
     pub variables: Map<String, Value>,
 }
@@ -106,11 +106,14 @@ impl Template {
         for message in messages.iter_mut().filter(|message| message.role == Role::Developer && !self.traits.developer) {
             message.role = Role::System;
         }
-        let continued = messages.last_mut().filter(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
-        let continues = continued.map(|last| last.content.push_str(END)).is_some();
+        let last = conversation.messages.last();
+        let continues = last.is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
+        if let Some(last) = messages.last_mut().filter(|_| continues) {
+            last.content.push_str(END);
+        }
         let messages = messages.iter().map(|message| message.to_json(self.traits.form)).collect();
-        let tools = if native { conversation.tools.as_slice() } else { &[] };
-        let context = context(messages, tools, !continues, &conversation.variables, &self.bos, &self.eos);
+        let tools: Vec<Value> = conversation.tools.iter().filter(|_| native).map(Tool::to_json).collect();
+        let context = context(messages, &tools, !continues, &conversation.variables, &self.bos, &self.eos);
         let mut text = self.program.render(context)?;
         if continues {
             let end = text.rfind(END).ok_or(TemplateError::NotContinued)?;

@@ -1,11 +1,42 @@
 //! Tools for templates that know nothing of them, and the forms in which models write calls.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{
     message::{Message, Role, ToolCall},
     python_json::dumps,
 };
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, an object.
+    pub parameters: Map<String, Value>,
+    /// Whether arguments must be what the schema says even where the model need not call it.
+    pub strict: bool,
+}
+
+impl Tool {
+    /// As templates expect it.
+    pub(super) fn to_json(&self) -> Value {
+        let mut function = Map::new();
+        function.insert("name".into(), self.name.clone().into());
+        if let Some(description) = &self.description {
+            function.insert("description".into(), description.clone().into());
+        }
+        function.insert("parameters".into(), self.parameters.clone().into());
+        json!({"type": "function", "function": function})
+    }
+}
+
+/// Whether a value of this schema is text and nothing else.
+pub(super) fn is_text(schema: &Value) -> bool {
+    schema.get("type").and_then(Value::as_str) == Some("string")
+}
 
 /// How a model writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +54,34 @@ pub enum ToolFormat {
 }
 
 impl ToolFormat {
+    /// What opens a call, or a list of calls. In Llama's form that is optional, and counts at the beginning only.
+    pub fn open(self) -> &'static str {
+        match self {
+            Self::Hermes | Self::Glm => "<tool_call>",
+            Self::Llama => "<|python_tag|>",
+            Self::MistralList | Self::MistralArgs => "[TOOL_CALLS]",
+        }
+    }
+
+    /// What closes a call.
+    pub fn close(self) -> &'static str {
+        match self {
+            Self::Hermes | Self::Glm => "</tool_call>",
+            Self::Llama | Self::MistralList | Self::MistralArgs => "",
+        }
+    }
+
+    /// All marks of calls.
+    pub fn marks(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Glm => &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+            Self::Llama => &["<|python_tag|>"],
+            Self::MistralList => &["[TOOL_CALLS]"],
+            Self::MistralArgs => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        }
+    }
+
     /// The form that a template asks for; `None` when it is none of these.
     pub(super) fn of(source: &str) -> Option<Self> {
         let has = |word: &str| source.contains(word);
@@ -42,7 +101,7 @@ impl ToolFormat {
 
 /// The conversation for a template that knows nothing of tools: a system message describes them and the form of calls,
 /// calls are part of what the assistant says, and results come from the user.
-pub(super) fn written_out(messages: &[Message], tools: &[Value], system: bool) -> Vec<Message> {
+pub(super) fn written_out(messages: &[Message], tools: &[Tool], system: bool) -> Vec<Message> {
     let mut written: Vec<Message> = Vec::with_capacity(messages.len() + 1);
     for message in messages {
         match (message.role, written.last_mut()) {
@@ -96,8 +155,8 @@ fn hermes(call: &ToolCall) -> String {
     format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>")
 }
 
-fn describe(tools: &[Value]) -> String {
-    let list: String = tools.iter().map(|tool| dumps(tool) + "\n").collect();
+fn describe(tools: &[Tool]) -> String {
+    let list: String = tools.iter().map(|tool| dumps(&tool.to_json()) + "\n").collect();
     format!(
         "These functions can be called; each line describes one:\n<tools>\n{list}</tools>\n\
          A call is written like this, with the name of the function and its arguments as JSON:\n\

@@ -30,6 +30,8 @@ pub(in crate::http) struct Fields {
     pub(in crate::http) finish_reason: Option<&'static str>,
     /// The request's `user`, cut to 64 characters.
     pub(in crate::http) user: Option<String>,
+    /// The request's `metadata` as JSON, cut to 256 characters.
+    pub(in crate::http) metadata: Option<String>,
     /// An error sent inside a stream.
     pub(in crate::http) error: Option<&'static str>,
 }
@@ -100,6 +102,7 @@ impl Drop for Line {
             tokens.completion = fields.completion_tokens,
             finish_reason = fields.finish_reason,
             user = fields.user,
+            metadata = fields.metadata,
             error = self.error.or(fields.error),
             "request"
         );

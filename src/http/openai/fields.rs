@@ -2,6 +2,9 @@
 //!
 //! `docs/api.md` has one table row for each entry; a test compares them.
 
+mod sampling;
+
+pub use self::sampling::SAMPLING;
 use crate::http::fields::{Effect::Works, Field};
 
 /// Largest `n` and largest number of choices in all.
@@ -12,6 +15,12 @@ pub const MAX_STOPS: usize = 16;
 pub const MAX_STOP_BYTES: usize = 4096;
 /// Most entries of `logit_bias`.
 pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Most pairs of `metadata`.
+pub const MAX_METADATA: usize = 16;
+/// Longest key of `metadata`, characters.
+pub const MAX_METADATA_KEY: usize = 64;
+/// Longest value of `metadata`, characters.
+pub const MAX_METADATA_VALUE: usize = 512;
 
 /// `model`, which every table begins with.
 pub const MODEL: Field = Field {
@@ -24,7 +33,7 @@ pub const MODEL: Field = Field {
     bad: &["7", "[]"],
 };
 
-/// The shared fields but `model` and `max_tokens`, whose default differs.
+/// The shared fields but `model`, [`SAMPLING`] and `max_tokens`, whose default differs.
 pub const SHARED: &[Field] = &[
     Field {
         name: "max_completion_tokens",
@@ -34,53 +43,6 @@ pub const SHARED: &[Field] = &[
         effect: Works("The newer name of `max_tokens`; wins when both are given."),
         good: "3",
         bad: &["-1", "\"3\""],
-    },
-    Field {
-        name: "temperature",
-        takes: "number 0 to 2",
-        schema: r#"{"type":"number","minimum":0,"maximum":2}"#,
-        default: "1",
-        effect: Works(
-            "0 always takes the most likely token. Applied after bias, penalties, `top_k`, `top_p` and `min_p`, in this order.",
-        ),
-        good: "0.5",
-        bad: &["-0.1", "2.1", "\"0.1\"", "true", "{}"],
-    },
-    Field {
-        name: "top_p",
-        takes: "number above 0, to 1",
-        schema: r#"{"type":"number","exclusiveMinimum":0,"maximum":1}"#,
-        default: "1 (off)",
-        effect: Works("Keeps the smallest set of most likely tokens whose probability reaches this."),
-        good: "0.5",
-        bad: &["0", "-0.1", "1.1", "\"0.1\""],
-    },
-    Field {
-        name: "top_k",
-        takes: "integer >= 0, or -1",
-        schema: r#"{"type":"integer","minimum":-1,"maximum":2147483647}"#,
-        default: "0 (off)",
-        effect: Works("Keeps this many most likely tokens; 0 and -1 keep all."),
-        good: "2",
-        bad: &["-2", "1.5", "\"1\"", "4294967296"],
-    },
-    Field {
-        name: "min_p",
-        takes: "number 0 to 1",
-        schema: r#"{"type":"number","minimum":0,"maximum":1}"#,
-        default: "0 (off)",
-        effect: Works("Keeps tokens at least this fraction as likely as the most likely one."),
-        good: "0.5",
-        bad: &["-0.1", "1.1", "\"0\""],
-    },
-    Field {
-        name: "seed",
-        takes: "integer, 64 bits",
-        schema: r#"{"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807}"#,
-        default: "random",
-        effect: Works("Makes the draw repeatable. Choice `i` of a prompt draws with `seed + i`."),
-        good: "42",
-        bad: &["1.5", "\"42\"", "true"],
     },
     Field {
         name: "stop",
@@ -94,43 +56,36 @@ pub const SHARED: &[Field] = &[
         bad: &["\"\"", "[\"a\",\"\"]", "7", "{}", "[7]", "[null]"],
     },
     Field {
-        name: "presence_penalty",
-        takes: "number -2 to 2",
-        schema: r#"{"type":"number","minimum":-2,"maximum":2}"#,
-        default: "0",
-        effect: Works("Taken off the logit of every token that has occurred, prompt included."),
-        good: "1.5",
-        bad: &["-2.1", "2.1", "\"0\""],
+        name: "response_format",
+        takes: "object with `type`: `text`, `json_object` or `json_schema`",
+        schema: r#"{"type":"object","required":["type"],"properties":{"type":{"enum":["text","json_object","json_schema"]},"json_schema":{"type":"object","required":["schema"],"properties":{"schema":{"type":"object"}}}}}"#,
+        default: "`text`",
+        effect: Works(
+            "`json_object` holds the answer to JSON objects, `json_schema` to the schema in `json_schema.schema`, whether `strict` or not: only tokens that fit are chosen. What cannot be held to is a 400, see below.",
+        ),
+        good: r#"{"type":"json_object"}"#,
+        bad: &[
+            r#""json_object""#,
+            "{}",
+            r#"{"type":"yaml"}"#,
+            r#"{"type":7}"#,
+            r#"{"type":"json_schema"}"#,
+            r#"{"type":"json_schema","json_schema":{"name":"x"}}"#,
+            r#"{"type":"json_schema","json_schema":{"schema":7}}"#,
+            r#"{"type":"json_schema","json_schema":{"schema":{"type":"nothing"}}}"#,
+            r#"{"type":"json_object","json_schema":{"schema":{}}}"#,
+        ],
     },
     Field {
-        name: "frequency_penalty",
-        takes: "number -2 to 2",
-        schema: r#"{"type":"number","minimum":-2,"maximum":2}"#,
-        default: "0",
-        effect: Works("Taken off the logit of a token once for each time it has occurred, prompt included."),
-        good: "1.5",
-        bad: &["-2.1", "2.1", "\"0\""],
-    },
-    Field {
-        name: "logit_bias",
-        takes: "object from token id to number -100 to 100, or array of [id, number]; up to 1024 entries",
-        schema: r#"{"anyOf":[{"type":"object","additionalProperties":{"type":"number","minimum":-100,"maximum":100},"maxProperties":1024},{"type":"array","items":{"type":"array","items":{"type":"number"},"minItems":2,"maxItems":2},"maxItems":1024}]}"#,
+        name: "grammar",
+        takes: "string, up to 256 KiB",
+        schema: r#"{"type":"string"}"#,
         default: "none",
         effect: Works(
-            "Added to the logits of these tokens before anything else: -100 bans a token, 100 all but forces it.",
+            "Holds the answer to a grammar, in llama.cpp's GBNF or in Lark. One that cannot be used is a 400, as is one beside a `response_format` other than `text`.",
         ),
-        good: "{\"1\":-100}",
-        bad: &[
-            "{\"99999\":1}",
-            "{\"-1\":1}",
-            "{\"1\":101}",
-            "{\"1\":\"x\"}",
-            "{\"x\":1}",
-            "[[1]]",
-            "[1]",
-            "\"x\"",
-            "[[1,2,3]]",
-        ],
+        good: r#""start: \"a\"+""#,
+        bad: &["7", r#""][""#, r#""start: missing""#],
     },
     Field {
         name: "n",
@@ -217,19 +172,39 @@ pub const SHARED: &[Field] = &[
         good: "\"someone\"",
         bad: &["7", "{}"],
     },
+    Field {
+        name: "metadata",
+        takes: "object of up to 16 strings, keys up to 64 and values up to 512 characters",
+        schema: r#"{"type":"object","additionalProperties":{"type":"string","maxLength":512},"maxProperties":16}"#,
+        default: "none",
+        effect: Works("Appears in the access log, cut to 256 characters. Does not change the answer."),
+        good: r#"{"run":"7"}"#,
+        bad: &[r#""x""#, "[]", r#"{"run":7}"#, r#"{"run":{}}"#],
+    },
 ];
 
-/// `model`, then `own`, then the shared fields. `N` must be their number.
+/// `model`, then `own`, then the shared fields: [`table_len`] of them.
 ///
 /// # Panics
 /// At compile time, when `N` is another number.
-pub const fn with_shared<const N: usize>(own: &[Field]) -> [Field; N] {
+pub const fn table<const N: usize>(own: &[Field]) -> [Field; N] {
+    assert!(N == table_len(own), "the table has another length");
     let mut all = [MODEL; N];
     let mut i = 1;
-    while i < N {
-        all[i] = if i <= own.len() { own[i - 1] } else { SHARED[i - 1 - own.len()] };
-        i += 1;
+    let parts = [own, SAMPLING, SHARED];
+    let mut part = 0;
+    while part < parts.len() {
+        let mut j = 0;
+        while j < parts[part].len() {
+            all[i] = parts[part][j];
+            (i, j) = (i + 1, j + 1);
+        }
+        part += 1;
     }
-    assert!(N == 1 + own.len() + SHARED.len(), "the table has another length");
     all
+}
+
+/// Entries of the table of an endpoint that has `own` fields beside the shared ones.
+pub const fn table_len(own: &[Field]) -> usize {
+    1 + own.len() + SAMPLING.len() + SHARED.len()
 }

@@ -3,9 +3,11 @@
 pub mod answer;
 pub mod chat;
 pub mod completions;
+pub mod constraint;
 pub mod fields;
 pub mod params;
 pub mod respond;
+mod sampling;
 mod stream;
 mod tokens;
 pub mod values;

@@ -1,7 +1,11 @@
 //! Request fields that all generating endpoints share: how they are written, and what they may hold.
 
+use std::collections::BTreeMap;
+
 use super::{
-    fields::{MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOPS},
+    constraint::{Constraint, ResponseFormat},
+    fields::{MAX_CHOICES, MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, MAX_STOP_BYTES, MAX_STOPS},
+    sampling::sampling,
     values::{LogitBias, Stop},
 };
 use crate::{
@@ -33,16 +37,38 @@ wire_struct! {
         top_k: i64,
         /// Minimum relative probability.
         min_p: f64,
+        /// Locally typical sampling.
+        typical_p: f64,
         /// Seed of the draw.
         seed: i64,
         /// Texts that end the answer.
         stop: Stop,
+        /// Penalty on tokens that occurred, as a factor.
+        repetition_penalty: f64,
         /// Penalty on tokens that occurred.
         presence_penalty: f64,
         /// Penalty per occurrence.
         frequency_penalty: f64,
         /// Added to logits.
         logit_bias: LogitBias,
+        /// DRY: strength.
+        dry_multiplier: f64,
+        /// DRY: growth.
+        dry_base: f64,
+        /// DRY: repetitions without a penalty.
+        dry_allowed_length: i64,
+        /// DRY: how far to look back.
+        dry_penalty_last_n: i64,
+        /// DRY: what ends a repetition.
+        dry_sequence_breakers: Vec<String>,
+        /// XTC: how often.
+        xtc_probability: f64,
+        /// XTC: from which probability on.
+        xtc_threshold: f64,
+        /// What the answer must look like.
+        response_format: ResponseFormat,
+        /// The same as a grammar.
+        grammar: String,
         /// Choices per prompt.
         n: u32,
         /// Whether to go on after an end-of-generation token.
@@ -59,6 +85,8 @@ wire_struct! {
         stream_options: StreamOptions,
         /// Name of the end user.
         user: String,
+        /// Notes for the log.
+        metadata: BTreeMap<String, Option<String>>,
     }
 }
 
@@ -93,8 +121,12 @@ pub struct Common {
     pub stream: bool,
     /// Whether a usage chunk is wanted.
     pub include_usage: bool,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// For the access log.
     pub user: Option<String>,
+    /// For the access log, as JSON.
+    pub metadata: Option<String>,
 }
 
 impl Common {
@@ -102,7 +134,7 @@ impl Common {
     ///
     /// # Errors
     /// The first field at fault.
-    pub fn validate(params: Params, served: &str, n_vocab: u32) -> Result<Self, ApiError> {
+    pub fn validate(mut params: Params, served: &str, n_vocab: u32) -> Result<Self, ApiError> {
         if params.model.as_ref().is_some_and(|model| model != served) {
             return Err(ApiError::unknown_model(served));
         }
@@ -112,17 +144,7 @@ impl Common {
         if params.stream_options.is_some() && !stream {
             return Err(ApiError::invalid("stream_options", "`stream_options` is only possible with `stream`: true"));
         }
-        let sampling = SamplingParams {
-            temperature: number("temperature", params.temperature, 0.0, 2.0)?.unwrap_or(1.0),
-            top_p: above_zero("top_p", number("top_p", params.top_p, 0.0, 1.0)?)?.unwrap_or(1.0),
-            top_k: top_k(params.top_k)?,
-            min_p: number("min_p", params.min_p, 0.0, 1.0)?.unwrap_or(0.0),
-            seed: params.seed.map(i64::cast_unsigned),
-            presence_penalty: number("presence_penalty", params.presence_penalty, -2.0, 2.0)?.unwrap_or(0.0),
-            frequency_penalty: number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)?.unwrap_or(0.0),
-            logit_bias: logit_bias(params.logit_bias, n_vocab)?,
-            ..SamplingParams::default()
-        };
+        let sampling = sampling(&mut params, n_vocab)?;
         Ok(Self {
             n,
             max_tokens: params.max_completion_tokens.or(params.max_tokens),
@@ -134,7 +156,9 @@ impl Common {
             cache_prompt: params.cache_prompt.unwrap_or(true),
             stream,
             include_usage: params.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
+            constraint: Constraint::of(params.response_format, params.grammar)?,
             user: params.user.map(|user| capped(&user, 64)),
+            metadata: params.metadata.map(metadata).transpose()?,
         })
     }
 
@@ -172,6 +196,7 @@ impl Common {
         log.update(|fields| {
             fields.stream = self.stream;
             fields.user.clone_from(&self.user);
+            fields.metadata.clone_from(&self.metadata);
         });
     }
 }
@@ -181,6 +206,9 @@ impl Params {
     pub(in crate::http) fn warn(&self, log: &UnknownFieldLog) {
         if let Some(options) = &self.stream_options {
             log.warn("stream_options", &options.unknown);
+        }
+        if let Some(format) = &self.response_format {
+            log.warn("response_format", &format.unknown);
         }
     }
 }
@@ -203,37 +231,12 @@ pub(in crate::http) fn within(
     }
 }
 
-fn number(name: &'static str, value: Option<f64>, low: f64, high: f64) -> Result<Option<f32>, ApiError> {
-    match value {
-        Some(value) if !(low..=high).contains(&value) => {
-            Err(ApiError::invalid(name, format!("`{name}` must be between {low} and {high}, got {value}")))
-        }
-        _ => Ok(value.map(|value| value as f32)),
-    }
-}
-
 fn attention_path(name: Option<&str>) -> Result<Option<Path>, ApiError> {
     let known = |name: &str| {
         let message = || format!("`attention_path` must be one of {}", Path::VALUES.join(", "));
         Path::from_label(name).ok_or_else(|| ApiError::invalid("attention_path", message()))
     };
     name.map(known).transpose()
-}
-
-fn above_zero(name: &'static str, value: Option<f32>) -> Result<Option<f32>, ApiError> {
-    match value {
-        Some(value) if value <= 0.0 => Err(ApiError::invalid(name, format!("`{name}` must be above 0"))),
-        _ => Ok(value),
-    }
-}
-
-fn top_k(value: Option<i64>) -> Result<i32, ApiError> {
-    match value {
-        None | Some(-1) => Ok(0),
-        Some(k) => i32::try_from(k).ok().filter(|k| *k >= 0).ok_or_else(|| {
-            ApiError::invalid("top_k", format!("`top_k` must be -1 or between 0 and {}, got {k}", i32::MAX))
-        }),
-    }
 }
 
 /// `stop` strings within their limits.
@@ -250,24 +253,19 @@ fn stop(stops: Vec<String>) -> Result<Vec<String>, ApiError> {
     Err(ApiError::invalid("stop", fault))
 }
 
-fn logit_bias(biases: Option<LogitBias>, n_vocab: u32) -> Result<Vec<(i32, f32)>, ApiError> {
-    let biases = biases.map(|biases| biases.0).unwrap_or_default();
-    let refuse = |message: String| ApiError::invalid("logit_bias", message);
-    if biases.len() > MAX_LOGIT_BIAS {
-        return Err(refuse(format!(
-            "`logit_bias` has {} entries, at most {} are possible",
-            biases.len(),
-            MAX_LOGIT_BIAS
-        )));
+/// Pairs within their limits, as JSON for the log.
+fn metadata(pairs: BTreeMap<String, Option<String>>) -> Result<String, ApiError> {
+    let refuse = |why: String| Err(ApiError::invalid("metadata", format!("`metadata` {why}")));
+    let fits = |text: &str, most| text.chars().count() <= most;
+    if pairs.len() > MAX_METADATA {
+        return refuse(format!("has {} pairs, at most {MAX_METADATA} are possible", pairs.len()));
     }
-    let checked = |(token, bias): (i64, f64)| {
-        let id = i32::try_from(token).ok().filter(|_| (0..i64::from(n_vocab)).contains(&token));
-        let id =
-            id.ok_or_else(|| refuse(format!("`logit_bias` names token {token}, the vocabulary has ids 0..{n_vocab}")))?;
-        if !(-100.0..=100.0).contains(&bias) {
-            return Err(refuse(format!("`logit_bias` of token {token} must be between -100 and 100, got {bias}")));
-        }
-        Ok((id, bias as f32))
-    };
-    biases.into_iter().map(checked).collect()
+    if pairs.keys().any(|key| !fits(key, MAX_METADATA_KEY)) {
+        return refuse(format!("has a key of more than {MAX_METADATA_KEY} characters"));
+    }
+    if pairs.values().flatten().any(|value| !fits(value, MAX_METADATA_VALUE)) {
+        return refuse(format!("has a value of more than {MAX_METADATA_VALUE} characters"));
+    }
+    let json = serde_json::to_string(&pairs).unwrap_or_default();
+    Ok(capped(&json, 256))
 }

@@ -25,7 +25,7 @@ const THINKING: &str = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise
 fn app_with_template(template: &str, pieces: &[&[u8]]) -> App {
     let text = FakeText::with_pieces(pieces.iter().copied());
     let tokens = crate::serve::testing::FIRST_PIECE..;
-    let mut engine = FakeEngine::new(&text, 4, 1024, 64);
+    let mut engine = FakeEngine::new(&text, 4, 8192, 64);
     if !pieces.is_empty() {
         engine = engine.replying(tokens.take(pieces.len()));
     }
@@ -44,6 +44,10 @@ fn body_for(field: &str, value: Value) -> Value {
     match field {
         "stream_options" => body["stream"] = true.into(),
         "top_logprobs" => body["logprobs"] = true.into(),
+        "tool_choice" | "parallel_tool_calls" => {
+            body["tools"] = json!([{"type": "function", "function": {"name": "f"}}])
+        }
+        "tools" => body["tool_choice"] = "auto".into(),
         _ => {}
     }
     body[field] = value;
@@ -112,6 +116,8 @@ async fn llama_cpp_25515_vllm_19862_koboldcpp_1503_null_equals_absent() {
         let answer = app.post("/v1/chat/completions", &with).await;
         assert_eq!(answer.redacted(), plain.redacted(), "{}", field.name);
     }
+    all["response_format"] = json!({"type": "text", "json_schema": null, "schema": null});
+    all["stream_options"] = Value::Null;
     let nulls = json!({"role": "user", "content": "abc", "name": null, "reasoning_content": null, "refusal": null,
         "tool_calls": null, "tool_call_id": null, "audio": null});
     all["messages"] = json!([nulls]);

@@ -1,5 +1,6 @@
 //! `docs/api.md` holds tables that are made from the code; run with `UPDATE_DOCS=1` to write them.
 
+use crate::grammar::schema::{FORMATS, KEYWORDS};
 use crate::http::{
     error::ErrorCode,
     fields::{Effect, Field},
@@ -41,6 +42,11 @@ fn route_table() -> String {
     table
 }
 
+fn keywords() -> String {
+    let list = |words: &[&str]| words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+    format!("Supported keywords: {}. Values of `format`: {}.\n", list(&KEYWORDS), list(&FORMATS))
+}
+
 fn unsupported_list() -> String {
     UNSUPPORTED.iter().map(|path| format!("* `{}`\n", path.replace("{*rest}", "…"))).collect()
 }
@@ -56,6 +62,7 @@ fn the_documentation_is_made_from_the_tables() {
         ("detokenize", field_table(DETOKENIZE_FIELDS)),
         ("explain", field_table(EXPLAIN_FIELDS)),
         ("errors", error_table()),
+        ("keywords", keywords()),
         ("unsupported", unsupported_list()),
     ];
     for (name, wanted) in tables {

@@ -16,6 +16,8 @@ mod schema;
 mod series;
 mod speculation;
 mod streams;
+mod structured;
+mod tools;
 
 use std::{future::Future, time::Duration};
 
@@ -262,6 +264,14 @@ fn joined_delta(chunks: &[Value], index: u64, field: &str) -> String {
     choices.filter(|choice| choice["index"] == index).filter_map(|choice| choice["delta"][field].as_str()).collect()
 }
 
+/// Calls in all choices, whole or in chunks.
+fn calls(choices: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let choices = choices.as_array_mut().into_iter().flatten();
+    let holders = choices.flat_map(|choice| choice.as_object_mut().unwrap().iter_mut());
+    let holders = holders.filter(|(name, _)| matches!(name.as_str(), "message" | "delta"));
+    holders.filter_map(|(_, holder)| holder.get_mut("tool_calls")?.as_array_mut()).flatten()
+}
+
 /// Replaces what differs from run to run.
 fn redact(mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
@@ -272,6 +282,14 @@ fn redact(mut value: Value) -> Value {
                 }
                 "created" => *value = "[created]".into(),
                 "system_fingerprint" => *value = "[fingerprint]".into(),
+                "choices" => {
+                    for call in calls(value) {
+                        assert!(call["id"].as_str().is_none_or(|id| id.starts_with("call_")));
+                        if call.get("id").is_some() {
+                            call["id"] = "[call]".into();
+                        }
+                    }
+                }
                 "timings" => {
                     for (_, time) in value.as_object_mut().unwrap() {
                         assert!(time.as_f64().unwrap() >= 0.0);

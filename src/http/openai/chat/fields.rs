@@ -5,21 +5,21 @@ use crate::http::{
         Effect::{Refused, Works},
         Field,
     },
-    openai::fields::{SHARED, with_shared},
+    openai::fields::{table, table_len},
 };
 
 /// Most alternatives per token.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 
 /// All documented fields, in the order of the documentation.
-pub const FIELDS: &[Field] = &with_shared::<{ 1 + OWN.len() + SHARED.len() }>(OWN);
+pub const FIELDS: &[Field] = &table::<{ table_len(OWN) }>(OWN);
 
 /// Those that other endpoints do not have, or have with another default.
 const OWN: &[Field] = &[
     Field {
         name: "messages",
         takes: "array of messages, at least one",
-        schema: r#"{"type":"array","minItems":1,"items":{"type":"object","required":["role"],"properties":{"role":{"enum":["system","developer","user","assistant","tool"]},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type"],"properties":{"type":{"enum":["text","refusal"]},"text":{"type":"string"}}}}]},"name":{"type":"string"},"reasoning_content":{"type":"string"}}}}"#,
+        schema: r#"{"type":"array","minItems":1,"items":{"type":"object","required":["role"],"properties":{"role":{"enum":["system","developer","user","assistant","tool"]},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type"],"properties":{"type":{"enum":["text","refusal"]},"text":{"type":"string"}}}}]},"name":{"type":"string"},"reasoning_content":{"type":"string"},"tool_calls":{"type":"array","items":{"type":"object","required":["function"],"properties":{"id":{"type":"string"},"type":{"enum":["function"]},"function":{"type":"object","required":["name"],"properties":{"name":{"type":"string"},"arguments":{"type":"string"}}}}}},"tool_call_id":{"type":"string"}}}}"#,
         default: "required",
         effect: Works("The conversation, see below."),
         good: r#"[{"role":"user","content":"abc"}]"#,
@@ -41,6 +41,10 @@ const OWN: &[Field] = &[
             r#"[{"role":"nobody","content":"a"}]"#,
             r#"[{"role":7,"content":"a"}]"#,
             r#"[{"content":"a"}]"#,
+            r#"[{"role":"user","content":"a","tool_calls":[{"function":{"name":"f"}}]}]"#,
+            r#"[{"role":"assistant","tool_calls":[{}]}]"#,
+            r#"[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":7}}]}]"#,
+            r#"[{"role":"assistant","tool_calls":7}]"#,
         ],
     },
     Field {
@@ -53,6 +57,56 @@ const OWN: &[Field] = &[
         ),
         good: "3",
         bad: &["-1", "1.5", "\"3\"", "true", "4294967296"],
+    },
+    Field {
+        name: "tools",
+        takes: "array of up to 128 functions",
+        schema: r#"{"type":"array","maxItems":128,"items":{"type":"object","required":["type","function"],"properties":{"type":{"enum":["function"]},"function":{"type":"object","required":["name"],"properties":{"name":{"type":"string","minLength":1,"maxLength":128},"description":{"type":"string"},"parameters":{"type":"object"},"strict":{"type":"boolean"}}}}}}"#,
+        default: "none",
+        effect: Works("What the model may call, see below."),
+        good: r#"[{"type":"function","function":{"name":"f","description":"x","parameters":{"type":"object","properties":{"a":{"type":"string"}}}}}]"#,
+        bad: &[
+            "7",
+            "{}",
+            "[7]",
+            "[{}]",
+            r#"[{"type":"function"}]"#,
+            r#"[{"type":"custom","custom":{"name":"f"}}]"#,
+            r#"[{"type":"function","function":{}}]"#,
+            r#"[{"type":"function","function":{"name":""}}]"#,
+            r#"[{"type":"function","function":{"name":"f g"}}]"#,
+            r#"[{"type":"function","function":{"name":7}}]"#,
+            r#"[{"type":"function","function":{"name":"f","parameters":7}}]"#,
+            r#"[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"f"}}]"#,
+            r#"[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"nothing"}}}]"#,
+        ],
+    },
+    Field {
+        name: "tool_choice",
+        takes: "string: `auto`, `none` or `required`; or object naming a function",
+        schema: r#"{"anyOf":[{"enum":["auto","none","required"]},{"type":"object","required":["type","function"],"properties":{"type":{"enum":["function"]},"function":{"type":"object","required":["name"],"properties":{"name":{"type":"string"}}}}}]}"#,
+        default: "`auto`",
+        effect: Works(
+            "Whether the model may call something, must, must call this function, or must not call anything. Enforced.",
+        ),
+        good: "\"required\"",
+        bad: &[
+            "\"maybe\"",
+            "7",
+            "{}",
+            r#"{"type":"function"}"#,
+            r#"{"type":"function","function":{"name":"missing"}}"#,
+            r#"{"type":"allowed_tools","allowed_tools":{}}"#,
+        ],
+    },
+    Field {
+        name: "parallel_tool_calls",
+        takes: "boolean",
+        schema: r#"{"type":"boolean"}"#,
+        default: "true",
+        effect: Works("With false, an answer has one call at most."),
+        good: "false",
+        bad: &["1", "\"false\""],
     },
     Field {
         name: "chat_template_kwargs",

@@ -1,12 +1,14 @@
 //! `POST /v1/chat/completions`.
 //!
 //! [`fields`] lists what a request may hold, [`types`] parses it, [`validate`](mod@validate) checks it, [`convert`] makes
-//! generations of it, and [`choice`] answers of their events. Templates and the reading of answers are in
+//! generations of it, with `guide` holding answers to calls and schemas, and [`choice`] answers of their events. Templates and the reading of answers are in
 //! [`crate::chat`].
 
 pub mod choice;
 pub mod convert;
 pub mod fields;
+mod guide;
+pub mod tools;
 pub mod types;
 pub mod validate;
 
@@ -35,6 +37,6 @@ pub(in crate::http) async fn create(
     let valid = validate::validate(request, &card.id, loaded.text.n_vocab(), templates)?;
     valid.common.suits(card)?;
     valid.common.note(&log);
-    let planned = convert::plan(&valid, &loaded.text, card.n_ctx, &request_id).await?;
+    let planned = convert::plan(&valid, &state, &request_id).await?;
     respond(&state, &valid.common, planned, log).await
 }

@@ -18,6 +18,12 @@ wire_struct! {
     pub struct ChatRequest {
         /// The conversation.
         messages: Vec<WireMessage>,
+        /// What the model may call.
+        tools: Vec<WireTool>,
+        /// Whether it may, must, or must not.
+        tool_choice: Value,
+        /// Whether it may make several calls at once.
+        parallel_tool_calls: bool,
         /// Whether to report log-probabilities.
         logprobs: bool,
         /// Alternatives reported per token.
@@ -65,6 +71,56 @@ wire_struct! {
         reasoning_content: String,
         /// What the model said instead of an answer.
         refusal: String,
+        /// Calls that the model made.
+        tool_calls: Vec<WireCall>,
+        /// The call that this is the result of.
+        tool_call_id: String,
+    }
+}
+
+wire_struct! {
+    /// A call that the model made.
+    pub struct WireCall {
+        /// What its result refers to.
+        id: String,
+        /// `function`.
+        kind as "type": String,
+        /// What was called.
+        function: WireCalled,
+    }
+}
+
+wire_struct! {
+    /// The function of a call.
+    pub struct WireCalled {
+        /// Its name.
+        name: String,
+        /// JSON of the arguments as text; an object is taken too.
+        arguments: Value,
+    }
+}
+
+wire_struct! {
+    /// A tool.
+    pub struct WireTool {
+        /// `function`.
+        kind as "type": String,
+        /// The function.
+        function: WireFunction,
+    }
+}
+
+wire_struct! {
+    /// A function that may be called.
+    pub struct WireFunction {
+        /// Its name.
+        name: String,
+        /// What it does.
+        description: String,
+        /// JSON schema of its arguments.
+        parameters: Map<String, Value>,
+        /// Whether the schema must hold.
+        strict: bool,
     }
 }
 
@@ -129,6 +185,12 @@ impl ChatRequest {
         for message in self.messages.iter().flatten() {
             log.warn("messages", &message.unknown);
         }
+        for tool in self.tools.iter().flatten() {
+            log.warn("tools", &tool.unknown);
+            if let Some(function) = &tool.function {
+                log.warn("tools.function", &function.unknown);
+            }
+        }
     }
 }
 
@@ -141,7 +203,7 @@ pub struct ChatChoice {
     pub message: AnswerMessage,
     /// Log-probabilities of every token generated, when asked for.
     pub logprobs: Option<ChatLogprobs>,
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     pub finish_reason: &'static str,
 }
 
@@ -150,13 +212,42 @@ pub struct ChatChoice {
 pub struct AnswerMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// What is said.
+    /// What is said; null when there are calls and nothing is.
     pub content: Option<String>,
     /// Always null: OpenAI's models refuse in a field of its own.
     pub refusal: Option<String>,
     /// What was thought first, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// Calls, if any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<AnswerCall>,
+}
+
+/// A call that the model makes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AnswerCall {
+    /// Place among the calls of the choice; in chunks only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// What the result refers to; in the first chunk of a call only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, likewise.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// What is called.
+    pub function: AnswerFunction,
+}
+
+/// The function of a call.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct AnswerFunction {
+    /// Its name; in the first chunk of a call only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// JSON of the arguments, or more of it.
+    pub arguments: String,
 }
 
 /// A choice in a chunk.
@@ -168,7 +259,7 @@ pub struct ChunkChoice {
     pub delta: ChunkDelta,
     /// Log-probabilities of tokens that came with it, when asked for.
     pub logprobs: Option<ChatLogprobs>,
-    /// `stop` or `length`; null while more comes.
+    /// `stop`, `length` or `tool_calls`; null while more comes.
     pub finish_reason: Option<&'static str>,
 }
 
@@ -184,6 +275,9 @@ pub struct ChunkDelta {
     /// More of what is thought.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// More of one call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<[AnswerCall; 1]>,
 }
 
 /// Log-probabilities in the chat shape.

@@ -7,10 +7,11 @@ use serde_json::{Map, Value};
 
 use super::{
     fields::MAX_TOP_LOGPROBS,
-    types::{ChatRequest, Content, Part, WireMessage},
+    tools::{ToolUse, tool_use},
+    types::{ChatRequest, Content, Part, WireCall, WireMessage},
 };
 use crate::{
-    chat::{Conversation, Message, Role, Template, Templates},
+    chat::{Conversation, Message, Role, Template, Templates, ToolCall},
     http::{
         error::{ApiError, capped},
         openai::params::{Common, within},
@@ -24,6 +25,8 @@ pub struct Validated {
     pub conversation: Arc<Conversation>,
     /// What makes it.
     pub template: Arc<Template>,
+    /// What may be called.
+    pub tool_use: ToolUse,
     /// Alternatives per token.
     pub logprobs: Option<u8>,
     /// What it shares with other requests.
@@ -48,7 +51,11 @@ pub fn validate(
         return Err(ApiError::invalid("messages", "`messages` is empty: it must hold at least one message"));
     }
     let messages = messages.into_iter().enumerate().map(|(i, wire)| message(i, wire)).collect::<Result<_, _>>()?;
-    let template = templates.choose(false).clone();
+    let tool_use = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls)?;
+    if tool_use.may_call() && common.constraint.as_ref().is_some_and(|constraint| constraint.param == "grammar") {
+        return Err(ApiError::invalid("grammar", "`grammar` is not possible beside `tools` that may be called"));
+    }
+    let template = templates.choose(tool_use.may_call()).clone();
     let mut variables = variables(request.chat_template_kwargs)?;
     if let Some(effort) = request.reasoning_effort {
         if !template.traits().reasoning_effort {
@@ -58,8 +65,10 @@ pub fn validate(
         variables.insert("reasoning_effort".into(), effort.into());
     }
     let logprobs = logprobs(request.logprobs, request.top_logprobs)?;
-    let conversation = Arc::new(Conversation { messages, tools: Vec::new(), variables });
-    Ok(Validated { conversation, template, logprobs, common })
+    // A model that must not call anything is not told what there is.
+    let tools = if tool_use.may_call() { tool_use.tools.clone() } else { Arc::default() };
+    let conversation = Arc::new(Conversation { messages, tools, variables });
+    Ok(Validated { conversation, template, tool_use, logprobs, common })
 }
 
 /// What is not implemented, and values of which only one is.
@@ -107,8 +116,33 @@ fn message(i: usize, wire: WireMessage) -> Result<Message, ApiError> {
         (None, None) if role == Role::Assistant => String::new(),
         (None, None) => return refuse("content", "is required".to_owned()),
     };
-    let reasoning = wire.reasoning_content.filter(|_| role == Role::Assistant);
-    Ok(Message { name: wire.name, reasoning, ..Message::new(role, content) })
+    let by_assistant = role == Role::Assistant;
+    let reasoning = wire.reasoning_content.filter(|_| by_assistant);
+    let calls = wire.tool_calls.unwrap_or_default().into_iter().enumerate();
+    let tool_calls = calls.map(|(j, call)| tool_call(&format!("messages[{i}].tool_calls[{j}]"), call));
+    let tool_calls = tool_calls.collect::<Result<Vec<_>, _>>()?;
+    if !by_assistant && !tool_calls.is_empty() {
+        return refuse("tool_calls", "belongs to messages of the assistant's".to_owned());
+    }
+    let (name, tool_call_id) = (wire.name, wire.tool_call_id);
+    Ok(Message { name, reasoning, tool_calls, tool_call_id, ..Message::new(role, content) })
+}
+
+fn tool_call(place: &str, call: WireCall) -> Result<ToolCall, ApiError> {
+    let refuse =
+        |field: &str, why: &str| Err(ApiError::invalid(format!("{place}.{field}"), format!("`{place}.{field}` {why}")));
+    if call.kind.is_some_and(|kind| kind != "function") {
+        return refuse("type", "must be `function`");
+    }
+    let function = call.function.unwrap_or_default();
+    let Some(name) = function.name else { return refuse("function.name", "is required") };
+    let arguments = match function.arguments {
+        None => "{}".to_owned(),
+        Some(Value::String(text)) => text,
+        Some(object @ Value::Object(_)) => object.to_string(),
+        Some(_) => return refuse("function.arguments", "must be JSON of an object, as text"),
+    };
+    Ok(ToolCall { id: call.id, name, arguments })
 }
 
 /// Text of all parts, one behind the other.

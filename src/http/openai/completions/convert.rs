@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     http::{
+        AppState,
         error::ApiError,
         openai::{
             respond::{self, End, Output},
@@ -25,14 +26,19 @@ pub type Planned = respond::Planned<Assembler>;
 /// One generation for each choice, in the order of their indices.
 ///
 /// # Errors
-/// When a prompt cannot be tokenized, has no token, or does not fit into `n_ctx` tokens: found out here already, before
-/// the prompt is copied for each choice.
-pub async fn plan(
+/// When a prompt cannot be tokenized, has no token, or does not fit into the context: found out here already, before the prompt
+/// is copied for each choice. When a constraint cannot be enforced.
+pub(in crate::http) async fn plan(
     valid: &Validated,
-    text: &Arc<dyn TextModel>,
-    n_ctx: u32,
+    state: &AppState,
     request_id: &str,
 ) -> Result<Vec<Planned>, ApiError> {
+    let loaded = state.loaded()?;
+    let (text, n_ctx) = (&loaded.text, loaded.card.n_ctx);
+    let grammar = match valid.common.constraint.clone() {
+        Some(constraint) => Some(constraint.compile(state).await?),
+        None => None,
+    };
     let mut planned = Vec::new();
     for prompt in &valid.prompts {
         let tokens = tokens_of(prompt, text).await?;
@@ -48,6 +54,7 @@ pub async fn plan(
             planned.push(Planned {
                 request: GenerateRequest {
                     logprobs: valid.logprobs,
+                    grammar: grammar.clone(),
                     prompt_logprobs: valid.echo && valid.logprobs.is_some(),
                     ..valid.common.request(request_id, tokens.clone(), i)
                 },

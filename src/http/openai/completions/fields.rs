@@ -5,7 +5,7 @@ use crate::http::{
         Effect::{Refused, Works},
         Field,
     },
-    openai::fields::{SHARED, with_shared},
+    openai::fields::{table, table_len},
 };
 
 /// Most alternatives per token.
@@ -14,7 +14,7 @@ pub const MAX_LOGPROBS: u32 = 5;
 pub const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// All documented fields, in the order of the documentation.
-pub const FIELDS: &[Field] = &with_shared::<{ 1 + OWN.len() + SHARED.len() }>(OWN);
+pub const FIELDS: &[Field] = &table::<{ table_len(OWN) }>(OWN);
 
 /// Those that other endpoints do not have, or have with another default.
 const OWN: &[Field] = &[

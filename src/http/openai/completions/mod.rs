@@ -32,6 +32,6 @@ pub(in crate::http) async fn create(
     let valid = validate::validate(request, &loaded.card.id, loaded.text.n_vocab())?;
     valid.common.suits(&loaded.card)?;
     valid.common.note(&log);
-    let planned = convert::plan(&valid, &loaded.text, loaded.card.n_ctx, &request_id).await?;
+    let planned = convert::plan(&valid, &state, &request_id).await?;
     respond(&state, &valid.common, planned, log).await
 }
