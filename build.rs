@@ -30,10 +30,16 @@ fn name_the_commit() {
 mod engine {
     use std::{env, path::PathBuf};
 
-    const SOURCES: [&str; 4] =
-        ["kernels/guard.cpp", "kernels/matmul_rows.cpp", "kernels/segments.cpp", "kernels/sparse.cpp"];
+    const SOURCES: [&str; 6] = [
+        "kernels/experts.cpp",
+        "kernels/guard.cpp",
+        "kernels/matmul_rows.cpp",
+        "kernels/products.cpp",
+        "kernels/segments.cpp",
+        "kernels/sparse.cpp",
+    ];
     const HEADER: &str = "kernels/skippy_kernels.h";
-    const OTHER_HEADERS: [&str; 1] = ["kernels/rows.h"];
+    const OTHER_HEADERS: [&str; 2] = ["kernels/products.h", "kernels/rows.h"];
 
     pub(crate) fn build() {
         for file in SOURCES.iter().chain([&HEADER]).chain(&OTHER_HEADERS) {

@@ -47,6 +47,40 @@ struct Share {
     }
 };
 
+// Floats as integers of the same order; -0.0 and 0.0 are one value.
+inline uint32_t ordered(float x) {
+    uint32_t bits;
+    x += 0.0f;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// exp for x <= 0, to about 2e-7 relative: 2^n from the exponent bits, the rest by a polynomial. 0 far below.
+inline f32x8 exp8(f32x8 x) {
+    typedef int32_t i32x8 __attribute__((vector_size(32)));
+    const f32x8 low = splat8(-87.0f);
+    const i32x8 far = x < low;
+    x               = far ? low : x;
+    // x = n ln 2 + r, |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    const f32x8 magic = splat8(12582912.0f);
+    const f32x8 n     = (x * splat8(1.44269504f) + magic) - magic;
+    const f32x8 r     = (x - n * splat8(0.693359375f)) - n * splat8(-2.12194440e-4f);
+    f32x8       p     = splat8(1.0f / 720.0f);
+    for (float c : { 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f }) {
+        p = p * r + splat8(c);
+    }
+    const i32x8 exponent = (__builtin_convertvector(n, i32x8) + 127) << 23;
+    f32x8       scale;
+    std::memcpy(&scale, &exponent, sizeof scale);
+    const f32x8 result = p * scale;
+    return far ? f32x8{} : result;
+}
+
+// The share of the rows of a matrix: in steps of what products take at a time, unless some threads would stay idle.
+inline Share row_share(int64_t rows, int ith, int nth) {
+    return Share(rows, rows >= 16 * nth ? 8 : 1, ith, nth);
+}
+
 // Row `index` of a 2-D tensor as f32: `scratch` unless the tensor is f32 already.
 class RowReader {
   public:

@@ -92,10 +92,26 @@ FILE * skippy_segments_open(const struct skippy_segment * segments, size_t n_seg
 // ggml_backend_graph_compute with exceptions caught. Returns the status or SKIPPY_EXCEPTION.
 int32_t skippy_graph_compute(ggml_backend_t backend, struct ggml_cgraph * graph, char * err, size_t err_len);
 
-// dst f32 [M, n, B] = weight [K, M, B] x rows f32 [K, n, B]. A column has the bits that ggml's product gives for it alone;
-// the weight is read once for all n.
+// dst f32 [M, n, B] = weight [K, M, B] x rows f32 [K, n, B]. A column has the same bits whatever columns stand beside it: for
+// most types those of ggml's product with it alone. The weight is read once for all of a few columns.
 // src: weight (any type with a dot product), rows (elements of a row contiguous). userdata: unused.
 void skippy_op_matmul_rows(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// The experts of each row: dst i32 [used, n], ascending, those of the largest sigmoid(logit) + bias, ties to the lowest.
+// src: logits f32 [E, n], and optionally bias f32 [E].
+void skippy_op_route(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// First half of the experts of few rows: dst f32 [used * F + S, n] = silu(gate x) * (up x) for each expert that `ids` names,
+// then for the shared expert. A row has the same bits whatever rows stand beside it.
+// src: x f32 [K, n], ids i32 [used, n] below E, gate and up [K, F, E], optionally shared gate and up [K, S].
+void skippy_op_experts_inner(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// Second half: dst f32 [N, n] = sum of weight * (down inner) in the order of the ids, + shared down, + residual. Weights are
+// sigmoid(logit), divided by their sum, or by `least` if that is larger, and scaled.
+// src: inner f32 [used * F + S, n], ids i32 [used, n], logits f32 [E, n], residual f32 [N, n], down [F, N, E], optionally
+// shared down [S, N]. All f32 ones contiguous. userdata: const float [2]: scale, and `least`, 0 for weights that are not
+// divided.
+void skippy_op_experts_outer(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 // Indexer scores: dst f32 [n_kv, T] = sum over heads h of weight[h,t] * relu(query[:,h,t] . key[:,j]).
 // src: query f32 [D, H, T], cache of keys [D, n_kv], weights f32 [H, T], all contiguous but for the cache's row stride.

@@ -50,7 +50,7 @@ impl<'g> Graph<'g> {
         })
     }
 
-    /// As [`Graph::mul_mat`] without repetition, for few columns: each has the bits of a product with it alone.
+    /// As [`Graph::mul_mat`] without repetition, for few columns: each has the bits that it has alone.
     pub fn mul_mat_rows(&self, w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
         let (a, b) = (w.shape(), x.shape());
         let sound = a[0] == b[0] && a[2] == b[2] && a[3] == 1 && b[3] == 1 && x.ty() == F32;
@@ -58,6 +58,74 @@ impl<'g> Graph<'g> {
         let shape = [a[1], b[1], b[2]];
         let body = ffi::skippy_op_matmul_rows;
         self.custom("mul_mat_rows", sound, F32, shape, &[w, x], (body, std::ptr::null_mut()))
+    }
+
+    /// Experts `[used, n]` i32 of each row, ascending: those of the largest `sigmoid(logit) + bias`, ties to the lowest;
+    /// `logits` `[experts, n]`, `bias` `[experts]`.
+    pub fn route(&self, logits: Tensor<'g>, bias: Option<Tensor<'g>>, used: i64) -> Tensor<'g> {
+        let l = logits.shape();
+        let fits = bias.is_none_or(|bias| bias.shape() == [l[0], 1, 1, 1] && bias.ty() == F32 && bias.is_contiguous());
+        let sound = fits && used <= l[0] && l[2] == 1 && l[3] == 1 && logits.ty() == F32 && logits.is_contiguous();
+        let sources: Vec<_> = [Some(logits), bias].into_iter().flatten().collect();
+        let body = ffi::skippy_op_route;
+        self.custom("route", sound, I32, [used, l[1], 1], &sources, (body, std::ptr::null_mut()))
+    }
+
+    /// First half of the experts of few rows: `silu(gate x) * (up x)` `[used * F + S, n]`, for each expert that `ids`
+    /// `[used, n]` names and then for the shared one; `x` `[K, n]`, `routed` two of `[K, F, experts]`, `shared` two of
+    /// `[K, S]`. Each row has the bits that it has alone. The caller vouches for ids below the number of experts.
+    pub fn experts_inner(
+        &self,
+        x: Tensor<'g>,
+        ids: Tensor<'g>,
+        routed: [Tensor<'g>; 2],
+        shared: Option<[Tensor<'g>; 2]>,
+    ) -> Tensor<'g> {
+        let (a, i, f) = (x.shape(), ids.shape(), routed[0].shape());
+        let matrix = |w: &Tensor<'g>| w.shape()[0] == a[0] && rows_are_dense(w) && multiplies(w.ty());
+        let pair = |[gate, up]: &[Tensor<'g>; 2]| gate.shape() == up.shape() && matrix(gate) && matrix(up);
+        let flat = shared.as_ref().is_none_or(|[gate, _]| gate.shape()[2] == 1 && gate.shape()[3] == 1);
+        let sound = pair(&routed) && f[3] == 1 && shared.as_ref().is_none_or(pair) && flat;
+        let sound = sound && x.ty() == F32 && rows_are_dense(&x) && a[2] == 1 && a[3] == 1;
+        let sound = sound && ids.ty() == I32 && ids.is_contiguous() && i == [i[0], a[1], 1, 1];
+        let width = i[0].saturating_mul(f[1]).saturating_add(shared.as_ref().map_or(0, |[gate, _]| gate.shape()[1]));
+        let sources: Vec<_> = [x, ids].into_iter().chain(routed).chain(shared.into_iter().flatten()).collect();
+        let body = ffi::skippy_op_experts_inner;
+        self.custom("experts_inner", sound, F32, [width, a[1], 1], &sources, (body, std::ptr::null_mut()))
+    }
+
+    /// Second half: `residual` `[N, n]` + the sum of weight * (down `inner`) in the order of `ids` + shared down. A weight is
+    /// `sigmoid(logit)`, divided by the sum of the row's weights, or by `least` if that is larger, and scaled; not divided when
+    /// `least` is 0.
+    pub fn experts_outer(
+        &self,
+        (inner, ids, logits, residual): (Tensor<'g>, Tensor<'g>, Tensor<'g>, Tensor<'g>),
+        down: Tensor<'g>,
+        shared: Option<Tensor<'g>>,
+        (scale, least): (f32, f32),
+    ) -> Tensor<'g> {
+        let (h, i, l, r, d) = (inner.shape(), ids.shape(), logits.shape(), residual.shape(), down.shape());
+        let matrix = |w: &Tensor<'g>| w.shape()[1] == r[0] && rows_are_dense(w) && multiplies(w.ty());
+        let flat =
+            shared.as_ref().is_none_or(|shared| matrix(shared) && shared.shape()[2] == 1 && shared.shape()[3] == 1);
+        let width = i[0].saturating_mul(d[0]).saturating_add(shared.as_ref().map_or(0, |shared| shared.shape()[0]));
+        let sound = matrix(&down) && flat && d[3] == 1 && h == [width, r[1], 1, 1];
+        let sound = sound && i == [i[0], r[1], 1, 1] && l == [d[2], r[1], 1, 1] && r[2] == 1 && r[3] == 1;
+        let dense = |x: &Tensor<'g>| x.ty() == F32 && x.is_contiguous();
+        let sound =
+            sound && ids.ty() == I32 && ids.is_contiguous() && dense(&inner) && dense(&logits) && dense(&residual);
+        let userdata = self.constants([scale, least]);
+        let sources: Vec<_> = [inner, ids, logits, residual, down].into_iter().chain(shared).collect();
+        let body = ffi::skippy_op_experts_outer;
+        self.custom("experts_outer", sound, F32, [r[0], r[1], 1], &sources, (body, userdata))
+    }
+
+    /// Numbers that a body reads, kept while the graph lives.
+    fn constants(&self, values: [f32; 2]) -> *mut std::ffi::c_void {
+        let mut kept = Box::new(values);
+        let userdata = std::ptr::from_mut(&mut *kept).cast();
+        self.constants.borrow_mut().push(kept);
+        userdata
     }
 
     /// Indexer scores `[n_kv, n]` f32 = sum over heads of weight * relu(query . key); `query` `[D, H, n]`, `keys`
@@ -103,9 +171,7 @@ impl<'g> Graph<'g> {
         let sound = q[0] == c[0] && q[2] == l[1] && v_dim <= q[0] && q[3] == 1 && c[2] == 1 && c[3] == 1 && l[2] == 1;
         let sound = sound && query.ty() == F32 && query.is_contiguous() && lists.ty() == I32 && lists.is_contiguous();
         let sound = sound && readable_rows(&cache);
-        let mut kept = Box::new(scale);
-        let userdata = std::ptr::from_mut(&mut *kept).cast();
-        self.scales.borrow_mut().push(kept);
+        let userdata = self.constants([scale, 0.0]);
         let sources = [query, cache, lists];
         let body = ffi::skippy_op_attend_listed;
         self.custom("attend_listed", sound, F32, [v_dim, q[1], q[2]], &sources, (body, userdata))

@@ -59,7 +59,7 @@ impl Arena {
             spare: Cell::new(None),
             fault: RefCell::new(None),
             inputs: RefCell::default(),
-            scales: RefCell::default(),
+            constants: RefCell::default(),
             _arena: PhantomData,
         })
     }
@@ -125,7 +125,7 @@ pub struct Graph<'g> {
     pub(super) inputs: RefCell<Vec<(NonNull<sys::ggml_tensor>, Vec<u8>)>>,
     /// What custom operations read while the graph runs.
     #[allow(clippy::vec_box)] // Their addresses are with the nodes while the list grows.
-    pub(super) scales: RefCell<Vec<Box<f32>>>,
+    pub(super) constants: RefCell<Vec<Box<[f32; 2]>>>,
     _arena: PhantomData<&'g mut Arena>,
 }
 

@@ -1,6 +1,7 @@
 //! Operations against references in double precision, and every wrong shape as an error.
 
 mod attend;
+mod experts;
 mod faults;
 mod index;
 mod leaves;

@@ -81,6 +81,24 @@ fn transposed<'g>(g: &Graph<'g>, x: Tensor<'g>) -> Tensor<'g> {
     g.permute(x, [1, 0, 2, 3])
 }
 
+/// Two experts for each of the four rows of `x`.
+fn ids<'g>(g: &Graph<'g>) -> Tensor<'g> {
+    g.input_i32(&[0, 1, 0, 1, 0, 1, 0, 1], [2, 4])
+}
+
+/// The second half for rows of three elements, with two experts.
+fn outer<'g>(
+    g: &Graph<'g>,
+    inner: [i64; 2],
+    ids: [i64; 2],
+    down: Tensor<'g>,
+    shared: Option<Tensor<'g>>,
+) -> Tensor<'g> {
+    let numbers = |shape: [i64; 2]| g.input_f32(&vec![0.0; (shape[0] * shape[1]) as usize], shape);
+    let ids = g.input_i32(&vec![0; (ids[0] * ids[1]) as usize], ids);
+    g.experts_outer((numbers(inner), ids, numbers([2, 3]), numbers([3, 3])), down, shared, (1.0, 0.0))
+}
+
 #[test]
 fn mistakes_in_products() {
     refused! {
@@ -109,6 +127,32 @@ fn mistakes_in_products() {
             |g, k| g.mul_mat_id(k.experts, g.reshape(k.x, [8, 4, 1, 1]), g.input_i32(&[0; 6], [6, 1])),
             |g, k| g.mul_mat_id(transposed(g, k.experts), g.input_f32(&[0.0; 3], [3, 1]), g.input_i32(&[0], [1, 1])),
             |g, k| g.mul_mat_id(k.bytes, g.reshape(k.x, [8, 1, 4, 1]), g.input_i32(&[0; 4], [1, 4])),
+        ];
+        "route": [
+            |g, k| g.route(k.ids, None, 1),
+            |g, k| g.route(k.x, None, 9),
+            |g, k| g.route(k.x, Some(k.ids), 2),
+            |g, k| g.route(transposed(g, k.x), None, 2),
+        ];
+        "experts_inner": [
+            |g, k| g.experts_inner(k.x, g.input_i32(&[0; 6], [2, 3]), [k.experts, k.experts], None),
+            |g, k| g.experts_inner(k.x, k.x, [k.experts, k.experts], None),
+            |g, k| g.experts_inner(k.x, ids(g), [k.experts, k.weight], None),
+            |g, k| g.experts_inner(k.x, ids(g), [k.blocks, k.blocks], None),
+            |g, k| g.experts_inner(k.x, ids(g), [k.bytes, k.bytes], None),
+            |g, k| g.experts_inner(k.x, ids(g), [k.experts, k.experts], Some([k.weight, k.x])),
+            |g, k| g.experts_inner(k.x, ids(g), [k.experts, k.experts], Some([k.experts, k.experts])),
+            |g, k| g.experts_inner(k.mask, ids(g), [k.experts, k.experts], None),
+        ];
+        "experts_outer": [
+            |g, k| outer(g, [16, 4], [2, 4], k.experts, None),
+            |g, k| outer(g, [16, 3], [2, 4], k.experts, None),
+            |g, k| outer(g, [15, 3], [2, 3], k.experts, None),
+            |g, k| outer(g, [16, 3], [3, 3], k.experts, None),
+            |g, k| outer(g, [16, 3], [2, 3], k.weight, None),
+            |g, k| outer(g, [16, 3], [2, 3], k.bytes, None),
+            |g, k| outer(g, [16, 3], [2, 3], k.experts, Some(k.weight)),
+            |g, k| outer(g, [16, 3], [2, 3], k.experts, Some(k.experts)),
         ];
         "flash_attention": [
             |g, k| g.flash_attention(k.weight, k.blocks, k.blocks, None, 1.0),

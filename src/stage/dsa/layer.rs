@@ -176,6 +176,10 @@ impl<'a, 'g> Pass<'a, 'g> {
         let normed = g.rms_norm(x, g.leaf(&layer.ffn_norm), self.dims.eps);
         let out = match &layer.ffn {
             Ffn::Dense(glu) => self.glu(normed, glu),
+            Ffn::Experts { router, bias, routed, shared } if self.few => {
+                let bias = bias.as_ref().map(|bias| g.leaf(bias));
+                return self.few_experts(x, normed, self.mm(g.leaf(router), normed), bias, routed, shared.as_ref());
+            }
             Ffn::Experts { router, bias, routed, shared } => {
                 let bias = bias.as_ref().map(|bias| g.leaf(bias));
                 let routed = self.experts(normed, g.leaf(router), bias, routed);
@@ -186,6 +190,25 @@ impl<'a, 'g> Pass<'a, 'g> {
             }
         };
         g.add(out, x)
+    }
+
+    /// [`Pass::experts`] of few rows, the shared expert and the residual included, in few operations.
+    fn few_experts(
+        &self,
+        x: Tensor<'g>,
+        normed: Tensor<'g>,
+        logits: Tensor<'g>,
+        bias: Option<Tensor<'g>>,
+        routed: &'g Glu,
+        shared: Option<&'g Glu>,
+    ) -> Tensor<'g> {
+        let (g, d) = (self.g, self.dims);
+        let ids = g.route(logits, bias, d.experts_used);
+        let pair = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up)];
+        let inner = g.experts_inner(normed, ids, pair(routed), shared.map(pair));
+        let weights = (d.expert_scale, if d.expert_norm { MIN_WEIGHT_SUM } else { 0.0 });
+        let shared = shared.map(|shared| g.leaf(&shared.down));
+        g.experts_outer((inner, ids, logits, x), g.leaf(&routed.down), shared, weights)
     }
 
     fn glu(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
