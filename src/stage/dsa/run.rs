@@ -206,12 +206,10 @@ fn finish<'g>(
         g.output(logits);
         logits
     });
+    // An output in any case: graphs that are alike share a layout, and one without followed sequences must not leave one in
+    // which this memory is used again.
+    g.output(normed);
     let followed = group.spans.iter().any(|(range, _)| follows(batch, range));
-    if followed {
-        g.output(normed);
-    } else {
-        g.keep(normed);
-    }
     GroupResult::Final { logits, normed: followed.then_some(normed) }
 }
 
