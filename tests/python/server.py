@@ -29,6 +29,11 @@ def cases(name):
     return json.loads((pathlib.Path(__file__).parents[1] / "cases" / f"{name}.json").read_text())
 
 
+def counts(usage):
+    """What a usage counts, apart from what was spared: that depends on what the server has kept."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
 def command(*args):
     return [BIN, "serve", *args]
 
