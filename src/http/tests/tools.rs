@@ -228,6 +228,34 @@ async fn results_go_back_to_the_model() {
     }
 }
 
+/// koboldcpp#1503, llama.cpp#25515: null means absent in tools, calls and choices too.
+#[tokio::test]
+async fn koboldcpp_1503_nulls_in_tools() {
+    let app = app(testing::PLAIN, &[b"Hello"], &[]);
+    let call = |more: Value| {
+        let mut function = json!({"name": "f", "arguments": "{}"});
+        let mut call = json!({"id": "x", "function": function});
+        if more.is_null() {
+            function["arguments"] = Value::Null;
+            call = json!({"id": "x", "type": null, "function": function, "index": null});
+        }
+        json!([
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "x", "name": null, "content": "b"},
+        ])
+    };
+    let plain = json!({"tools": [{"type": "function", "function": {"name": "f"}}], "messages": call(json!(1))});
+    let function = json!({"name": "f", "description": null, "parameters": null, "strict": null});
+    let nulls = json!({
+        "tools": [{"type": "function", "function": function, "cache_control": null}],
+        "messages": call(Value::Null),
+        "tool_choice": null,
+        "parallel_tool_calls": null,
+    });
+    assert_eq!(app.chat(nulls).await.redacted(), app.chat(plain).await.redacted());
+}
+
 /// A call that the budget cuts off is told as far as it came, and ends with `length`.
 #[tokio::test]
 async fn a_call_cut_off_by_the_budget() {
