@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::{Json, extract::State};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
 use super::{
     AppState,
@@ -16,6 +17,11 @@ use crate::text::{TextError, TextModel};
 
 /// Texts up to this long are tokenized on the request's own task; longer ones would hold it up.
 const INLINE_BYTES: usize = 16 << 10;
+
+/// Texts longer than this take turns: a tokenizer may need seconds for megabytes that do not even fit into the context.
+const LONG_BYTES: usize = 256 << 10;
+/// Long texts that are tokenized at once.
+static LONG_TEXTS: Semaphore = Semaphore::const_new(2);
 
 wire_struct! {
     /// Body of `POST /tokenize`.
@@ -168,10 +174,17 @@ pub(super) async fn ids_of(
     if content.len() <= INLINE_BYTES {
         return Ok(text.tokenize(&content, add_special, parse_special));
     }
+    // Who leaves while waiting here costs nothing; once begun, a text is read to its end.
+    let place = match content.len() > LONG_BYTES {
+        true => Some(LONG_TEXTS.acquire().await.map_err(|_| ApiError::panicked())?),
+        false => None,
+    };
     let text = text.clone();
-    tokio::task::spawn_blocking(move || text.tokenize(&content, add_special, parse_special))
-        .await
-        .map_err(|_| ApiError::panicked())
+    let tokenized = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        text.tokenize(&content, add_special, parse_special)
+    });
+    tokenized.await.map_err(|_| ApiError::panicked())
 }
 
 /// The tokenizer's refusal, as the fault of field `param`.
