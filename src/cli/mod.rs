@@ -12,18 +12,29 @@ pub mod resolve;
 pub mod serve;
 
 use std::{io::IsTerminal as _, process::ExitCode};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry,
+    filter::LevelFilter,
+    layer::{Identity, SubscriberExt as _},
+    util::SubscriberInitExt as _,
+};
 
 /// Log lines to stderr, filtered by `RUST_LOG` (`level` and worse by default), coloured on a terminal unless `NO_COLOR` is set.
 pub fn init_logging(json: bool, level: LevelFilter) {
+    init_logging_beside(json, level, Identity::new());
+}
+
+/// The same, beside another layer, which `RUST_LOG` does not concern.
+pub fn init_logging_beside(json: bool, level: LevelFilter, other: impl Layer<Registry> + Send + Sync) {
     let filter = EnvFilter::builder().with_default_directive(level.into()).from_env_lossy();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::registry().with(other);
     // A second call in one process (tests) keeps the first subscriber.
     let _ = if json {
-        builder.json().flatten_event(true).try_init()
+        subscriber.with(lines.json().flatten_event(true).with_span_list(false).with_filter(filter)).try_init()
     } else {
         let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        builder.with_ansi(colours).try_init()
+        subscriber.with(lines.with_ansi(colours).with_filter(filter)).try_init()
     };
 }
 

@@ -173,7 +173,7 @@ fn assemble(state: AppState) -> Router {
     };
     let api = api
         .layer(axum::middleware::from_fn(middleware::metrics::track))
-        .layer(axum::middleware::from_fn(middleware::access_log::log));
+        .layer(axum::middleware::from_fn_with_state(state.clone(), middleware::access_log::log));
     let probes = routes::mount(Router::new(), routes::PROBES)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(panicked));

@@ -53,6 +53,11 @@ pub(super) async fn health(State(state): State<AppState>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, RETRY_AFTER)], Json(body)).into_response()
 }
 
+/// What [`ready`] says.
+pub(super) fn is_ready(state: &AppState) -> bool {
+    readiness(state).is_ok()
+}
+
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 
 /// The first check that failed.

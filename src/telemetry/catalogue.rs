@@ -147,10 +147,16 @@ pub const INDEXSHARE_SIDEBAND: &str = "skippy_indexshare_sideband_bytes_total";
 pub const KV_ROWS: &str = "skippy_kv_rows";
 /// Start-up time.
 pub const LOAD_DURATION: &str = "skippy_load_duration_seconds";
+/// Silence of the engine thread.
+pub const ENGINE_BEAT_AGE: &str = "skippy_engine_beat_age_seconds";
+/// Whether new requests are welcome.
+pub const READY: &str = "skippy_ready";
 /// The model served.
 pub const MODEL_INFO: &str = "skippy_model_info";
 /// The build.
 pub const BUILD_INFO: &str = "skippy_build_info";
+/// Memory of the process; the usual name has no prefix.
+pub const PROCESS_RESIDENT_MEMORY: &str = "process_resident_memory_bytes";
 /// Start of the process; the usual name has no prefix.
 pub const PROCESS_START_TIME: &str = "process_start_time_seconds";
 
@@ -306,6 +312,15 @@ pub const CATALOGUE: &[MetricDef] = &[
         labels: &[label("phase", LoadPhase::VALUES)],
         children: Children::AtStart,
     },
+    gauge(READY, "1 while new requests are welcome, as /readyz says, else 0.", &[]),
+    MetricDef {
+        name: ENGINE_BEAT_AGE,
+        kind: Kind::Gauge,
+        unit: Some(Unit::Seconds),
+        help: "Time since the engine thread last showed life, as the watchdog sees it; 0 while there is no such thread.",
+        labels: &[],
+        children: Children::AtStart,
+    },
     MetricDef {
         name: MODEL_INFO,
         kind: Kind::Gauge,
@@ -328,6 +343,14 @@ pub const CATALOGUE: &[MetricDef] = &[
         help: "The build; always 1.",
         labels: &[label("version", &[]), label("git", &[]), label("llama", &[])],
         children: Children::Info,
+    },
+    MetricDef {
+        name: PROCESS_RESIDENT_MEMORY,
+        kind: Kind::Gauge,
+        unit: Some(Unit::Bytes),
+        help: "Memory of the process that is in RAM, mapped weights included; 0 where the system has no /proc.",
+        labels: &[],
+        children: Children::AtStart,
     },
     MetricDef {
         name: PROCESS_START_TIME,

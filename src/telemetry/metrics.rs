@@ -146,6 +146,21 @@ pub fn load_finished(phase: LoadPhase, took: Duration) {
     gauge!(names::LOAD_DURATION, "phase" => phase.label()).set(took);
 }
 
+/// What a scrape finds that nobody tells: whether requests are welcome, the silence of the engine thread, and the memory
+/// of this process.
+pub fn set_health(ready: bool, beat_age: Option<Duration>) {
+    gauge!(names::READY).set(if ready { 1.0 } else { 0.0 });
+    gauge!(names::ENGINE_BEAT_AGE).set(beat_age.unwrap_or_default());
+    gauge!(names::PROCESS_RESIDENT_MEMORY).set(resident_bytes().unwrap_or(0) as f64);
+}
+
+/// `VmRSS` of `/proc/self/status`, which is in KiB.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// What `skippy_model_info` says.
 #[derive(Clone, Debug)]
 pub struct ModelInfo<'a> {

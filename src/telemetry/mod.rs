@@ -1,5 +1,5 @@
 //! Every metric of the server: names, help, labels and buckets in [`catalogue`], label values in [`labels`], and the
-//! only functions that record in [`metrics`].
+//! only functions that record in [`metrics`]. [`spans`] are for traces.
 //!
 //! [`install`] makes the process-wide recorder; the HTTP layer renders its [`PrometheusHandle`] at `/metrics`. Nothing
 //! here listens on a port. `docs/metrics.md` is checked against the catalogue by a test.
@@ -7,6 +7,9 @@
 pub mod catalogue;
 pub mod labels;
 pub mod metrics;
+#[cfg(feature = "otlp")]
+pub mod otlp;
+pub mod spans;
 
 use std::{
     sync::{Mutex, OnceLock, PoisonError},

@@ -160,6 +160,9 @@ pub struct ServeFlags {
     /// Seconds that running requests get to finish after SIGTERM [default: 30]
     #[arg(long, env = "SKIPPY_SHUTDOWN_TIMEOUT", value_name = "SECONDS")]
     pub shutdown_timeout: Option<u32>,
+    /// OpenTelemetry collector to send spans of requests to, as `http://host:4318`; only in builds with `otlp` [default: none]
+    #[arg(long, env = "SKIPPY_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// Form of log lines on stderr [default: text]
     #[arg(long, env = "SKIPPY_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -249,6 +252,9 @@ pub struct ServeConfig {
     pub drain_delay: u32,
     /// Seconds that running requests get to finish.
     pub shutdown_timeout: u32,
+    /// Collector of spans.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<String>,
     /// Form of log lines.
     pub log_format: LogFormat,
     /// What holds for single models. Last, as TOML wants tables.
@@ -335,7 +341,7 @@ impl ServeFlags {
         let models = if self.models.is_empty() { file.models } else { self.models };
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
             threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, api_key, api_key_file,
-            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, speculative_strategy; strategy_from_file, models)
+            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, otlp_endpoint, speculative_strategy; strategy_from_file, models)
     }
 
     /// Fills in defaults and checks ranges.
@@ -407,6 +413,7 @@ impl ServeFlags {
             watchdog: within("watchdog", self.watchdog.unwrap_or(300), 1, u32::MAX)?,
             drain_delay: self.drain_delay.unwrap_or(0),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(30),
+            otlp_endpoint: self.otlp_endpoint,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             models: if strategy_on_command_line { ModelTables::new() } else { self.models },
         })

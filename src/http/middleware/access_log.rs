@@ -5,13 +5,27 @@ use std::{
     time::Instant,
 };
 
-use axum::{extract::Request, http::Method, middleware::Next, response::Response};
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::Method,
+    middleware::Next,
+    response::Response,
+};
+use tracing::Instrument as _;
 
 use super::{
     body::{self, BodyWatch},
     request_id::RequestId,
 };
-use crate::http::error::{ErrorCode, capped};
+use crate::{
+    http::{
+        AppState,
+        error::{ErrorCode, capped},
+        middleware::metrics::method_label,
+        routes,
+    },
+    telemetry::spans::{RequestEnd, RequestSpan},
+};
 
 /// What a handler adds to the line; in the request's extensions.
 #[derive(Clone, Debug, Default)]
@@ -43,13 +57,19 @@ impl LogFields {
     }
 }
 
-pub(in crate::http) async fn log(mut request: Request, next: Next) -> Response {
+pub(in crate::http) async fn log(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let method = request.method().clone();
+    let id = request.extensions().get::<RequestId>().cloned();
+    let route = routes::label(request.extensions().get::<MatchedPath>().map(MatchedPath::as_str));
+    let header = |name: &str| request.headers().get(name)?.to_str().ok();
+    let span = RequestSpan::start(method_label(&method).label(), route, id.as_ref().map(|id| &*id.0), header);
     let mut line = Line {
         method: method.clone(),
         path: capped(request.uri().path(), 128),
-        id: request.extensions().get::<RequestId>().cloned(),
+        id,
         fields: LogFields::default(),
+        span,
+        state,
         started: Instant::now(),
         status: None,
         error: None,
@@ -57,7 +77,7 @@ pub(in crate::http) async fn log(mut request: Request, next: Next) -> Response {
         complete: false,
     };
     request.extensions_mut().insert(line.fields.clone());
-    let response = next.run(request).await;
+    let response = next.run(request).instrument(line.span.span().clone()).await;
     line.status = Some(response.status().as_u16());
     line.error = response.extensions().get::<ErrorCode>().map(|code| code.row().code);
     body::watch(&method, response, line)
@@ -69,6 +89,8 @@ struct Line {
     path: String,
     id: Option<RequestId>,
     fields: LogFields,
+    span: RequestSpan,
+    state: AppState,
     started: Instant,
     status: Option<u16>,
     error: Option<&'static str>,
@@ -89,7 +111,18 @@ impl BodyWatch for Line {
 impl Drop for Line {
     fn drop(&mut self) {
         let fields = self.fields.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let error = self.error.or(fields.error);
+        self.span.end(&RequestEnd {
+            status: self.status,
+            error: error.or((!self.complete).then_some("cancelled")),
+            model: self.state.serve().model().map(|card| card.id.as_str()),
+            prompt_tokens: fields.prompt_tokens,
+            completion_tokens: fields.completion_tokens,
+            finish_reason: fields.finish_reason,
+        });
+        // The line has what the span has, and more.
         tracing::info!(
+            parent: None,
             request.id = self.id.as_ref().map(|id| &*id.0),
             http.method = self.method.as_str(),
             http.path = self.path,
@@ -103,7 +136,7 @@ impl Drop for Line {
             finish_reason = fields.finish_reason,
             user = fields.user,
             metadata = fields.metadata,
-            error = self.error.or(fields.error),
+            error,
             "request"
         );
     }

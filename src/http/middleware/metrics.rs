@@ -28,7 +28,7 @@ impl BodyWatch for HttpRequest {
     }
 }
 
-fn method_label(method: &Method) -> labels::Method {
+pub(super) fn method_label(method: &Method) -> labels::Method {
     match *method {
         Method::GET => labels::Method::Get,
         Method::POST => labels::Method::Post,

@@ -14,6 +14,7 @@ mod policy;
 mod requests;
 mod schema;
 mod series;
+mod spans;
 mod speculation;
 mod streams;
 mod structured;

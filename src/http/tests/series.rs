@@ -88,6 +88,24 @@ fn requests_are_counted_to_the_end_of_the_body() {
     });
 }
 
+/// The watchdog can be watched: alerts need no probe of their own.
+#[test]
+fn readiness_silence_and_memory_are_in_the_scrape() {
+    measured(|app| async move {
+        let scrape = async || {
+            assert_eq!(app.get("/metrics").await.status, StatusCode::OK);
+            app.metrics.render()
+        };
+        let ready = scrape().await;
+        assert_eq!(value(&ready, "skippy_ready"), 1.0);
+        let megabyte = f64::from(1 << 20);
+        assert_eq!(value(&ready, "process_resident_memory_bytes") > megabyte, cfg!(target_os = "linux"));
+        assert!(value(&ready, "skippy_engine_beat_age_seconds") < 20.0);
+        app.serve.drain(Duration::ZERO);
+        assert_eq!(value(&scrape().await, "skippy_ready"), 0.0);
+    });
+}
+
 /// Probes and scrapes come every few seconds and would drown the rest.
 #[test]
 fn probes_and_scrapes_are_not_counted() {
