@@ -38,6 +38,34 @@ pub fn init_logging_beside(json: bool, level: LevelFilter, other: impl Layer<Reg
     };
 }
 
+/// What [`start_logging`] has begun, until it is dropped, which must be within the runtime in which it was begun.
+#[derive(Debug)]
+#[must_use]
+pub struct Logging {
+    #[cfg(feature = "otlp")]
+    _export: Option<crate::telemetry::otlp::Export>,
+}
+
+/// Log lines of a server, `info` and worse by default, and the export of spans to the collector at `endpoint`, if any.
+///
+/// # Errors
+/// When the endpoint cannot be used, or this build has no export.
+pub fn start_logging(json: bool, endpoint: Option<&str>) -> anyhow::Result<Logging> {
+    #[cfg(feature = "otlp")]
+    {
+        let export = endpoint.map(crate::telemetry::otlp::Export::start).transpose()?;
+        init_logging_beside(json, LevelFilter::INFO, export.as_ref().map(|export| export.layer()));
+        Ok(Logging { _export: export })
+    }
+    #[cfg(not(feature = "otlp"))]
+    {
+        let refused = "this build cannot export spans: build it with `--features otlp`, or leave out `--otlp-endpoint`";
+        anyhow::ensure!(endpoint.is_none(), refused);
+        init_logging(json, LevelFilter::INFO);
+        Ok(Logging {})
+    }
+}
+
 /// The runtime of the HTTP side: one worker for every four cores, one at least and four at most. Handlers do little, and a
 /// worker that wakes on a core makes all compute threads wait for the one it displaced.
 ///

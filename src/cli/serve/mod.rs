@@ -63,28 +63,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let runtime = super::runtime()?;
     let _entered = runtime.enter();
     // Dropped at the end, when the last spans are sent; the runtime must still be there then.
-    let _export = start_logging(json, config.otlp_endpoint.as_deref())?;
+    let _logging = super::start_logging(json, config.otlp_endpoint.as_deref())?;
     let metrics = telemetry::install()?;
     runtime.block_on(serve(config, metrics))
-}
-
-/// Log lines, and the export of spans to `endpoint`, if any.
-#[cfg(feature = "otlp")]
-fn start_logging(json: bool, endpoint: Option<&str>) -> anyhow::Result<Option<telemetry::otlp::Export>> {
-    let export = endpoint.map(telemetry::otlp::Export::start).transpose()?;
-    crate::cli::init_logging_beside(json, LevelFilter::INFO, export.as_ref().map(|export| export.layer()));
-    Ok(export)
-}
-
-#[cfg(not(feature = "otlp"))]
-fn start_logging(json: bool, endpoint: Option<&str>) -> anyhow::Result<()> {
-    if endpoint.is_some() {
-        anyhow::bail!(
-            "this build cannot export spans: build it with `--features otlp`, or leave out `--otlp-endpoint`"
-        );
-    }
-    crate::cli::init_logging(json, LevelFilter::INFO);
-    Ok(())
 }
 
 fn check(config: &ServeConfig) -> anyhow::Result<ExitCode> {
