@@ -73,6 +73,17 @@ def test_openai_python_2722_comments_do_not_disturb_the_client():
         server.kill()
 
 
+def test_a_second_signal_does_not_wait_for_streams(own_server):
+    client = connect(own_server)
+    request = {"prompt": "Once upon a time", "max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    stream = client.completions.create(model=client.models.list().data[0].id, stream=True, **request)
+    next(stream)
+    own_server.signal(signal.SIGTERM)
+    own_server.log_until(lambda line: "shutting down" in line)
+    own_server.signal(signal.SIGTERM)
+    assert own_server.wait() == 1, own_server.log_text()
+
+
 def refused(*args):
     """The one line of a start that fails."""
     code, out, err = run_to_end(*args)

@@ -44,7 +44,8 @@ pub(super) fn document() -> Value {
         "info": {
             "title": "skippy-stage",
             "version": VERSION,
-            "description": "An inference server with OpenAI's API. In request bodies null means absent, and unknown fields are ignored. \
+            "description": "An inference server with OpenAI's API. In request bodies null means absent, unknown fields are ignored, and an \
+                            integer has no fraction, not even `.0`. \
                             Keys are wanted only where the operator has set some.",
             "license": {"name": "MIT OR Apache-2.0"},
         },
