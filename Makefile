@@ -41,9 +41,11 @@ fmt: setup-test
 clippy: setup-test
 	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
 	cargo clippy $(CARGO_FLAGS) --all-targets --no-default-features -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --all-targets --no-default-features --features otlp -- -D warnings
 
 test-rust: setup-test test-models
 	SKIPPY_TEST_MODELS=$(MODELS) cargo test $(CARGO_FLAGS)
+	cargo test $(CARGO_FLAGS) --no-default-features --features otlp --lib -- otlp spans
 
 test-doc: setup-test
 	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps
