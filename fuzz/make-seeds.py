@@ -166,7 +166,27 @@ MANIFEST_SEEDS = {
     "html": b"<!DOCTYPE html><title>404</title>",
 }
 
-for target, seeds in {"gguf": GGUF_SEEDS, "manifest": MANIFEST_SEEDS}.items():
+# The first byte says what the rest is: a grammar, the body of `root`, a schema, a regular expression.
+GRAMMAR_SEEDS = {
+    "gbnf-json": b'\x00root ::= object\n'
+    b'object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws\n'
+    b'value ::= object | string | [0-9]+ | "true"\n'
+    b'string ::= "\\"" [^"\\\\\\x00-\\x1f]* "\\""\n'
+    b'ws ::= | " " | "\\n" [ \\t]{0,20}\n',
+    "gbnf-recursive": b'\x00root ::= "(" root ")" | [a-z]{1,8} | . # comment\n',
+    "gbnf-body": b'\x01("a" | [^b-d]){2,3} one\none ::= root? "\\u00e4"+\n',
+    "lark": b'\x00start: "call " args\nargs: %json {"type": "object"}\n',
+    "lark-terminal": b'\x00start: a+ B~2..3\na: /[a-z]/ | B\nB: "x"i & ~/y/\n%ignore /[ ]+/\n',
+    "schema-object": b'\x02{"type": "object", "properties": {"a": {"type": "string", "maxLength": 4}, '
+    b'"b": {"enum": [1, null, "x"]}}, "required": ["a"], "additionalProperties": false}',
+    "schema-ref": b'\x02{"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}, "maxItems": 2}}}',
+    "schema-all": b'\x02{"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 40, "multipleOf": 3}]}',
+    "schema-any": b'\x02{"anyOf": [{"type": "string", "pattern": "^a+$", "format": "email"}, {"type": ["null", "boolean"]}], '
+    b'"oneOf": [{"const": 1}, {"const": "a"}]}',
+    "regex": b"\x03(ab|c)+[0-9]{1,3}\\w?",
+}
+
+for target, seeds in {"gguf": GGUF_SEEDS, "grammar": GRAMMAR_SEEDS, "manifest": MANIFEST_SEEDS}.items():
     for name, content in seeds.items():
         path = SEEDS / target / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -359,3 +359,25 @@ fn clones_are_independent() {
     assert!(first.accept(97).is_err());
     second.accept(97).unwrap();
 }
+
+/// `docs/grammar.md` lists what is supported; `UPDATE_DOCS=1` writes the lists.
+#[test]
+fn the_documentation_lists_what_is_enforced() {
+    const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/grammar.md");
+    let mut text = std::fs::read_to_string(PATH).unwrap();
+    let lists: [(&str, &[&str]); 3] =
+        [("keywords", &schema::KEYWORDS), ("annotations", &schema::ANNOTATIONS), ("formats", &schema::FORMATS)];
+    for (name, words) in lists {
+        let words: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
+        let (before, rest) = text.split_once(&format!("<!-- {name} -->\n")).unwrap();
+        let (_, after) = rest.split_once("<!-- end -->").unwrap();
+        text = format!("{before}<!-- {name} -->\n{}\n<!-- end -->{after}", words.join(", "));
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(PATH, &text).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(PATH).unwrap(), text, "run with UPDATE_DOCS=1");
+    for number in [schema::MAX_SUBSCHEMAS, schema::MAX_DEPTH, schema::MAX_MULTIPLE as usize] {
+        assert!(text.contains(&number.to_string()), "{number} is not in the documentation");
+    }
+}

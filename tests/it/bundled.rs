@@ -20,19 +20,19 @@ fn assets() -> &'static Path {
 }
 
 /// The bundled model behind a [`ServeHandle`].
-struct Server {
-    handle: ServeHandle,
-    text: Arc<dyn TextModel>,
+pub(crate) struct Server {
+    pub(crate) handle: ServeHandle,
+    pub(crate) text: Arc<dyn TextModel>,
     engine: Option<JoinHandle<()>>,
 }
 
 /// What a client sees of an answer.
 #[derive(Clone, Debug, PartialEq)]
-struct Said {
-    ids: Vec<i32>,
-    text: String,
-    reason: FinishReason,
-    usage: Usage,
+pub(crate) struct Said {
+    pub(crate) ids: Vec<i32>,
+    pub(crate) text: String,
+    pub(crate) reason: FinishReason,
+    pub(crate) usage: Usage,
 }
 
 impl Server {
@@ -47,7 +47,7 @@ impl Server {
         Self { handle, text, engine: Some(engine) }
     }
 
-    fn alone() -> Self {
+    pub(crate) fn alone() -> Self {
         Self::start(ServeFlags { lanes: Some(1), ..ServeFlags::default() })
     }
 
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// The fifty prompts, 5 to 400 tokens long.
-    fn prompts(&self) -> Vec<Vec<i32>> {
+    pub(crate) fn prompts(&self) -> Vec<Vec<i32>> {
         let texts = std::fs::read_to_string(assets().join("prompts.json")).unwrap();
         let texts: Vec<String> = serde_json::from_str(&texts).unwrap();
         assert_eq!(texts.len(), 50);
@@ -68,13 +68,13 @@ impl Server {
         self.handle.submit(request).unwrap()
     }
 
-    fn answer(&self, request: GenerateRequest) -> (Said, Option<Drafts>) {
+    pub(crate) fn answer(&self, request: GenerateRequest) -> (Said, Option<Drafts>) {
         collect(self.submit(request))
     }
 
     /// The answer with drafts and what they did, once it is sure that the answer without is the same. A request that
     /// has no room for a draft does not speculate.
-    fn same_with_drafts(&self, request: &GenerateRequest) -> (Said, Drafts) {
+    pub(crate) fn same_with_drafts(&self, request: &GenerateRequest) -> (Said, Drafts) {
         let (plain, none) = self.answer(GenerateRequest { without_speculation: true, ..request.clone() });
         let (drafted, drafts) = self.answer(request.clone());
         assert_eq!(drafted, plain, "a prompt of {} tokens", request.prompt.len());
@@ -106,7 +106,7 @@ fn collect(mut events: UnboundedReceiver<Event>) -> (Said, Option<Drafts>) {
     panic!("the answer has no end")
 }
 
-fn greedy(prompt: Vec<i32>) -> GenerateRequest {
+pub(crate) fn greedy(prompt: Vec<i32>) -> GenerateRequest {
     GenerateRequest {
         prompt,
         sampling: SamplingParams::greedy(),

@@ -21,11 +21,15 @@ mod dsa_parity;
 #[cfg(feature = "engine")]
 mod dsa_policy;
 #[cfg(feature = "engine")]
+mod grammar;
+#[cfg(feature = "engine")]
 mod greedy;
 #[cfg(feature = "engine")]
 mod llama_stage;
 #[cfg(feature = "engine")]
 mod parity;
+#[cfg(feature = "engine")]
+mod sampling;
 #[cfg(feature = "engine")]
 mod serve_cli;
 #[cfg(feature = "engine")]
