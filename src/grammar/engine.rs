@@ -1,6 +1,6 @@
 //! From a vocabulary and a grammar to something that answers can be held to.
 
-use std::{fmt, sync::Arc, thread};
+use std::{fmt, sync::Arc, time::Duration};
 
 use llguidance::{
     Matcher, ParserFactory,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use crate::{
-    grammar::{GrammarError, GrammarSpec, Matching, gbnf, lark, schema},
+    grammar::{GrammarError, GrammarSpec, Matching, bounded::Places, gbnf, lark, schema},
     text::TextModel,
 };
 
@@ -31,11 +31,20 @@ const MAX_TOKEN_BYTES: usize = 1000;
 /// Tokens of a vocabulary at most: what the nodes of the trie can number.
 const MAX_VOCAB: u32 = 1 << 21;
 
-/// Stack of the thread that compiles: the compiler descends once for each level of a schema and each rule.
-const STACK_BYTES: usize = 256 << 20;
+/// Grammars compiled at a time.
+const COMPILERS: usize = 2;
+
+/// How long a grammar may wait to be compiled, and then how long that may take. Ordinary ones take a millisecond.
+/// Tests compile the largest without optimization.
+const COMPILE_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 
 /// Grammars over one vocabulary. Making it takes a look at every token; it is then shared.
 pub struct GrammarEngine {
+    compiler: Arc<Compiler>,
+    places: Arc<Places>,
+}
+
+struct Compiler {
     factory: ParserFactory,
     kinds: Arc<TokenKinds>,
 }
@@ -74,26 +83,24 @@ impl GrammarEngine {
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
             factory.quiet();
             *factory.limits_mut() = limits();
-            Ok(Self { factory, kinds })
+            let compiler = Arc::new(Compiler { factory, kinds });
+            Ok(Self { compiler, places: Arc::new(Places::new(COMPILERS)) })
         }));
         made.map_err(|error| GrammarError::Vocabulary(first_line(&error.to_string())))
     }
 
-    /// Compiles `spec`. Bounded in size, but possibly milliseconds: not for async code.
+    /// Compiles `spec`. Takes a millisecond as a rule and seconds at most, so it is not for async code.
     ///
     /// # Errors
-    /// [`GrammarError::Invalid`] or [`GrammarError::TooLarge`], both faults of who wrote it.
+    /// [`GrammarError::Invalid`] or [`GrammarError::TooLarge`], both faults of who wrote it; [`GrammarError::Busy`].
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let grammar = source(spec)?;
-        // A thread of its own for the sake of its stack.
-        thread::scope(|scope| {
-            let thread = thread::Builder::new().name("skippy-grammar".into()).stack_size(STACK_BYTES);
-            let worker = thread.spawn_scoped(scope, || self.matcher(grammar));
-            let worker = worker.map_err(|error| GrammarError::Fault(format!("no thread to compile it: {error}")))?;
-            worker.join().unwrap_or_else(|_| Err(GrammarError::Fault("the compiler failed".into())))
-        })
+        let compiler = self.compiler.clone();
+        self.places.run(COMPILE_TIME, move || compiler.matcher(grammar))?
     }
+}
 
+impl Compiler {
     fn matcher(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {

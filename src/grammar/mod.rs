@@ -11,6 +11,7 @@
 //! What a grammar cannot enforce is refused by [`GrammarEngine::compile`], with the reason: nothing is left out in
 //! silence.
 
+mod bounded;
 mod engine;
 mod gbnf;
 mod lark;
@@ -53,6 +54,9 @@ pub enum GrammarError {
     /// The grammar is larger than a limit.
     #[error("the grammar is too large: {0}")]
     TooLarge(String),
+    /// Too many grammars are being compiled.
+    #[error("other grammars are being compiled, retry later")]
+    Busy,
     /// An answer has led the grammar beyond what may be spent on one token.
     #[error("the grammar has become too complex to follow: {0}")]
     TooComplex(String),

@@ -76,6 +76,9 @@ const MAX_DESCENT: usize = 2000;
 /// `multipleOf` at most, its decimal point left out: the states needed grow with its square.
 pub const MAX_MULTIPLE: u64 = 1000;
 
+/// `patternProperties` in all at most: each is compared with each.
+pub const MAX_PATTERNS: usize = 32;
+
 /// White space in JSON: none, a space, or a line break with an indent. JSON allows any amount, and a model that has
 /// begun with it may never end.
 const WHITE_SPACE: &str = r"[ ]|\n[ \t]{0,24}";
@@ -107,6 +110,9 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
 #[derive(Default)]
 struct Walk {
     count: usize,
+    patterns: usize,
+    /// Sum of the `multipleOf`, their decimal points left out.
+    multiples: u64,
     /// Places of schemas, with the levels below them.
     heights: HashMap<String, usize>,
     /// Where a reference stands, and where it points to.
@@ -154,7 +160,21 @@ impl Walk {
             }
             ("$ref", _) => self.reference(value, place)?,
             ("format", _) => check_format(value, place)?,
-            ("multipleOf", _) => check_multiple(value, place)?,
+            ("multipleOf", _) => {
+                self.multiples += check_multiple(value, place)?;
+                if self.multiples > 4 * MAX_MULTIPLE {
+                    let message = format!("the `multipleOf` of the schema add up to more than {}", 4 * MAX_MULTIPLE);
+                    return Err(GrammarError::TooLarge(message));
+                }
+            }
+            ("patternProperties", Value::Object(patterns)) => {
+                self.patterns += patterns.len();
+                if self.patterns > MAX_PATTERNS {
+                    let message = format!("the schema has more than {MAX_PATTERNS} `patternProperties`");
+                    return Err(GrammarError::TooLarge(message));
+                }
+                return self.map(keyword, value, place, depth);
+            }
             ("items", Value::Array(_)) => return self.list(keyword, value, place, depth),
             _ if SCHEMAS.contains(&keyword) => {
                 return self.schema(value, &format!("{place}/{keyword}"), depth + 1);
@@ -241,18 +261,16 @@ fn check_format(value: &Value, place: &str) -> Result<(), GrammarError> {
     Err(fault(place, &message))
 }
 
-fn check_multiple(value: &Value, place: &str) -> Result<(), GrammarError> {
-    let refuse = || {
-        let message = format!("`multipleOf` must be above 0 and, its decimal point left out, at most {MAX_MULTIPLE}");
-        Err(fault(place, &message))
-    };
-    let Some(number) = value.as_f64().filter(|number| *number > 0.0 && *number <= MAX_MULTIPLE as f64) else {
-        return refuse();
-    };
-    // As it is written: digits, without the point.
-    let digits: String = format!("{number}").chars().filter(char::is_ascii_digit).collect();
-    match digits.parse::<u64>() {
-        Ok(digits) if digits <= MAX_MULTIPLE => Ok(()),
-        _ => refuse(),
+/// The number without its decimal point.
+fn check_multiple(value: &Value, place: &str) -> Result<u64, GrammarError> {
+    let number = value.as_f64().filter(|number| *number > 0.0 && *number <= MAX_MULTIPLE as f64);
+    let digits = number.map(|number| format!("{number}").chars().filter(char::is_ascii_digit).collect::<String>());
+    match digits.and_then(|digits| digits.parse().ok()) {
+        Some(digits) if digits <= MAX_MULTIPLE => Ok(digits),
+        _ => {
+            let message =
+                format!("`multipleOf` must be above 0 and, its decimal point left out, at most {MAX_MULTIPLE}");
+            Err(fault(place, &message))
+        }
     }
 }

@@ -226,6 +226,7 @@ fn llama_cpp_23463_and_24097_what_a_schema_cannot_enforce_is_refused_by_name() {
 fn schemas_are_bounded_in_every_direction() {
     let deep = (0..200).fold(json!(true), |inner, _| json!({"items": inner}));
     let wide: Value = (0..5000).map(|i| (format!("p{i}"), json!(true))).collect::<serde_json::Map<_, _>>().into();
+    let patterns = |n| (0..n).map(|i| (format!("^p{i}$"), json!(true))).collect::<serde_json::Map<_, _>>();
     // Each definition leads to the next.
     let chain = |n: usize| {
         let next = |i| if i + 1 < n { json!({"items": {"$ref": format!("#/$defs/d{}", i + 1)}}) } else { json!(true) };
@@ -236,6 +237,11 @@ fn schemas_are_bounded_in_every_direction() {
         (deep, "inside one another"),
         (json!({"properties": wide}), "4096 schemas"),
         (chain(1001), "levels in all"),
+        (
+            json!({"anyOf": [{"patternProperties": patterns(16)}, {"patternProperties": patterns(17)}]}),
+            "`patternProperties`",
+        ),
+        (json!({"anyOf": (0..5).map(|i| json!({"multipleOf": 999 - i})).collect::<Vec<_>>()}), "add up to"),
         (json!({"description": "x".repeat(300_000)}), "bytes"),
     ];
     for (schema, reason) in cases {
@@ -377,7 +383,7 @@ fn the_documentation_lists_what_is_enforced() {
         std::fs::write(PATH, &text).unwrap();
     }
     assert_eq!(std::fs::read_to_string(PATH).unwrap(), text, "run with UPDATE_DOCS=1");
-    for number in [schema::MAX_SUBSCHEMAS, schema::MAX_DEPTH, schema::MAX_MULTIPLE as usize] {
+    for number in [schema::MAX_SUBSCHEMAS, schema::MAX_DEPTH, schema::MAX_PATTERNS, schema::MAX_MULTIPLE as usize] {
         assert!(text.contains(&number.to_string()), "{number} is not in the documentation");
     }
 }

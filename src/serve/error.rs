@@ -137,7 +137,9 @@ impl From<TextError> for ServeError {
 impl From<GrammarError> for ServeError {
     fn from(error: GrammarError) -> Self {
         match error {
-            GrammarError::Vocabulary(_) | GrammarError::Fault(_) => Self::Engine(error.to_string()),
+            GrammarError::Vocabulary(_) | GrammarError::Fault(_) | GrammarError::Busy => {
+                Self::Engine(error.to_string())
+            }
             _ => Self::InvalidRequest { param: None, message: error.to_string() },
         }
     }

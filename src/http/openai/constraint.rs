@@ -81,6 +81,7 @@ impl Constraint {
 /// The fault of field `param`, or the server's.
 pub(in crate::http) fn refusal(param: &str, error: &GrammarError) -> ApiError {
     match error {
+        GrammarError::Busy => ApiError::new(ErrorCode::QueueFull, error.to_string()),
         GrammarError::Fault(_) => ApiError::new(ErrorCode::Internal, error.to_string()),
         GrammarError::Vocabulary(_) => ApiError::unsupported(param, format!("`{param}`: {error}")),
         _ => ApiError::invalid(param, format!("`{param}` cannot be enforced: {error}")),
