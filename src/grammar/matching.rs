@@ -42,12 +42,19 @@ impl Matching {
             return Err(GrammarError::Fault("no token of the vocabulary may come next".into()));
         }
         self.masked.clear();
-        self.masked.resize(logits.len(), f32::NEG_INFINITY);
-        allowed.iter_set_entries(|token| {
-            if let (Some(masked), Some(&logit)) = (self.masked.get_mut(token), logits.get(token)) {
-                *masked = logit;
+        for (&word, logits) in allowed.as_slice().iter().zip(logits.chunks(32)) {
+            let end = self.masked.len() + logits.len();
+            match word {
+                0 => self.masked.resize(end, f32::NEG_INFINITY),
+                u32::MAX => self.masked.extend_from_slice(logits),
+                _ => {
+                    let masked =
+                        |(&logit, bit): (&f32, u32)| if (word >> bit) & 1 == 1 { logit } else { f32::NEG_INFINITY };
+                    self.masked.extend(logits.iter().zip(0..).map(masked));
+                }
             }
-        });
+        }
+        self.masked.resize(logits.len(), f32::NEG_INFINITY);
         Ok(&self.masked)
     }
 
