@@ -173,17 +173,50 @@ impl Leaf {
     /// # Errors
     /// When a range lies outside, or the memory is read-only.
     pub fn copy_within(&mut self, from: usize, to: usize, len: usize) -> Result<(), GgmlError> {
-        let shared = &self.inner.memory.shared;
-        let inside = |at: usize| at.checked_add(len).is_some_and(|end| end <= self.inner.bytes);
-        if !shared.writable || !inside(from) || !inside(to) {
-            return Err(GgmlError::Compute(format!("cannot copy {len} bytes from {from} to {to} of a tensor")));
-        }
+        let (from, to) = (self.place(from, len, false)?, self.place(to, len, true)?);
         // SAFETY: both ranges lie inside the leaf, which lies inside writable memory; `copy` allows overlap. `&mut self`
         // and the one-thread rule of evaluation exclude concurrent use.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
+    }
+
+    /// Appends `len` bytes from `at` on to `to`. For caches, between evaluations.
+    ///
+    /// # Errors
+    /// When they lie outside.
+    pub fn read(&self, at: usize, len: usize, to: &mut Vec<u8>) -> Result<(), GgmlError> {
+        let from = self.place(at, len, false)?;
+        to.reserve(len);
+        // SAFETY: `len` bytes are readable at `from` and reserved behind the end of `to`, which then has them all. The
+        // one-thread rule of evaluation excludes that they change meanwhile.
         unsafe {
-            let base = shared.base.add(self.inner.offset);
-            std::ptr::copy(base.add(from), base.add(to), len);
+            std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().add(to.len()), len);
+            to.set_len(to.len() + len);
         }
         Ok(())
+    }
+
+    /// Overwrites the bytes from `at` on. For caches, between evaluations.
+    ///
+    /// # Errors
+    /// When they lie outside, or the memory is read-only.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), GgmlError> {
+        let to = self.place(at, bytes.len(), true)?;
+        // SAFETY: the range lies inside the leaf, which lies inside writable memory that `bytes` is no part of: nobody
+        // hands out slices of it. `&mut self` and the one-thread rule of evaluation exclude concurrent use.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// The address of `len` bytes from `at` on.
+    fn place(&self, at: usize, len: usize, write: bool) -> Result<*mut u8, GgmlError> {
+        let shared = &self.inner.memory.shared;
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.inner.bytes);
+        if !inside || (write && !shared.writable) {
+            let what = if write { "writable bytes" } else { "bytes" };
+            return Err(GgmlError::Compute(format!("no {len} {what} at {at} of a tensor of {}", self.inner.bytes)));
+        }
+        // SAFETY: the leaf lies inside the memory, and the offset inside the leaf.
+        Ok(unsafe { shared.base.add(self.inner.offset + at) })
     }
 }

@@ -35,6 +35,8 @@ pub struct ContextOptions {
     pub cache_type_k: KvType,
     /// Type of the V cache.
     pub cache_type_v: KvType,
+    /// Let llama.cpp use its fused attention.
+    pub flash_attention: bool,
     /// End the graph after this layer and keep its output rows instead of computing logits.
     pub capture_layer: Option<u32>,
 }
@@ -99,8 +101,9 @@ impl Context {
         params.n_threads_batch = params.n_threads;
         params.type_k = options.cache_type_k.id();
         params.type_v = options.cache_type_v.id();
-        if (options.cache_type_k, options.cache_type_v) == (KvType::F32, KvType::F32) {
-            // Who pays for an f32 cache wants nothing rounded; llama.cpp's flash attention would turn its rows into f16.
+        // Who pays for an f32 cache wants nothing rounded; llama.cpp's flash attention would turn its rows into f16.
+        let exact = (options.cache_type_k, options.cache_type_v) == (KvType::F32, KvType::F32);
+        if exact || !options.flash_attention {
             params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
         }
         params.no_perf = true;
@@ -273,6 +276,44 @@ impl Context {
             sys::llama_memory_seq_cp(memory, seq_id(from), seq_id(to), -1, -1);
         }
         Ok(())
+    }
+
+    /// Appends the rows of a sequence to `state`, in llama.cpp's form.
+    ///
+    /// # Errors
+    /// When llama.cpp cannot write them.
+    pub fn save(&mut self, seq: u32, state: &mut Vec<u8>) -> Result<(), LlamaError> {
+        let failed = || LlamaError::Memory { seq, what: "save it" };
+        // SAFETY: the context is alive; llama.cpp catches its own exceptions here and answers 0.
+        let size = unsafe { sys::llama_state_seq_get_size(self.ptr.as_ptr(), seq_id(seq)) };
+        let start = state.len();
+        state.reserve_exact(size);
+        // SAFETY: `size` bytes behind `start` are reserved, and llama.cpp writes into them without reading.
+        let written = unsafe {
+            let place = state.as_mut_ptr().add(start);
+            sys::llama_state_seq_get_data(self.ptr.as_ptr(), place, size, seq_id(seq))
+        };
+        if size == 0 || written != size {
+            return Err(failed());
+        }
+        // SAFETY: all of them are written.
+        unsafe { state.set_len(start + size) };
+        Ok(())
+    }
+
+    /// Makes what [`Context::save`] has written the content of a sequence, which must be empty.
+    ///
+    /// # Errors
+    /// When llama.cpp refuses the bytes. Part of them may be in the sequence then.
+    pub fn restore(&mut self, seq: u32, state: &[u8]) -> Result<(), LlamaError> {
+        // SAFETY: the context is alive; llama.cpp reads at most `len` bytes, and catches its own exceptions here.
+        let (read, errors) = log::with_errors(|| unsafe {
+            sys::llama_state_seq_set_data(self.ptr.as_ptr(), state.as_ptr(), state.len(), seq_id(seq))
+        });
+        match read == state.len() && read > 0 {
+            true => Ok(()),
+            false => Err(LlamaError::State { seq, errors }),
+        }
     }
 }
 

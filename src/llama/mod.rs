@@ -52,6 +52,14 @@ pub enum LlamaError {
         /// What was tried.
         what: &'static str,
     },
+    /// Rows that were taken out could not be put back.
+    #[error("llama.cpp could not restore sequence {seq}: {errors}")]
+    State {
+        /// The sequence.
+        seq: u32,
+        /// llama.cpp's own words.
+        errors: String,
+    },
 }
 
 /// Prepares the library; cheap after the first call.

@@ -71,6 +71,12 @@ impl Model {
         unsafe { sys::llama_model_is_recurrent(self.ptr.as_ptr()) || sys::llama_model_is_hybrid(self.ptr.as_ptr()) }
     }
 
+    /// Whether some layers see only the latest rows.
+    pub fn has_sliding_window(&self) -> bool {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_swa(self.ptr.as_ptr()) > 0 }
+    }
+
     /// Whether the model can be decoded token by token with a KV cache (no encoder, no diffusion).
     pub fn is_decoder_only(&self) -> bool {
         // SAFETY: the model is alive.

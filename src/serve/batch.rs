@@ -2,7 +2,7 @@
 
 use crate::{
     serve::lane::Lane,
-    stage::{DraftRow, Row, SeqId, Span, StageError},
+    stage::{DraftRow, Pieces, Row, SeqId, Span, StageError},
 };
 
 /// Buffers of the step at hand; kept to be reused.
@@ -19,8 +19,8 @@ pub(super) struct Batch {
     pub(super) questions: Vec<DraftRow>,
     /// Its answers, as far as they are usable.
     answers: Vec<(SeqId, i32)>,
-    /// Prompt rows each lane can use.
-    needs: Vec<u32>,
+    /// Prompt rows each lane has still to read, and how many of them one step may hold.
+    needs: Vec<(u32, u32)>,
     /// The lane whose prompt gets the first piece.
     first_prompt: usize,
     /// Lanes past their prompt.
@@ -28,16 +28,19 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Shares out the rows of a step: one for each decoding lane; then pieces of prompts, taking turns; then drafts,
-    /// lane by lane, while there is room. There are never more lanes than rows in a batch, so every decoding lane and
-    /// at least one prompt move on with every step, and a draft never takes a row from either.
-    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, chunk: u32) {
+    /// Shares out the rows of a step: one for each decoding lane; then pieces of prompts, taking turns, `beside` rows of
+    /// them where lanes decode; then drafts, lane by lane, while there is room. There are never more lanes than rows in a
+    /// batch, so every decoding lane and at least one prompt move on with every step, and a draft never takes a row from
+    /// either.
+    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, pieces: Pieces, beside: u32) {
         self.needs.clear();
-        self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or(0, Lane::prompt_need)));
-        let past_prompt = |(lane, need): (&Option<Lane>, &u32)| lane.is_some() && *need == 0;
-        self.decoding = lanes.iter().zip(&self.needs).filter(|pair| past_prompt(*pair)).count();
+        let need = |lane: &Lane| (lane.prompt_need(), lane.piece_limit());
+        self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or((0, 0), need)));
+        self.decoding = lanes.iter().flatten().filter(|lane| lane.decodes()).count();
         let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
-        self.first_prompt = grant_pieces(budget, chunk, &self.needs, self.first_prompt, &mut self.grants);
+        let wish = if self.decoding > 0 { beside } else { budget };
+        let share = Share { budget, wish, pieces };
+        self.first_prompt = share.grant(&self.needs, self.first_prompt, &mut self.grants);
         let room = budget.saturating_sub(self.grants.iter().sum());
         self.questions.clear();
         self.questions.extend(lanes.iter().flatten().filter_map(Lane::question).take(room as usize));
@@ -59,12 +62,12 @@ impl Batch {
         for (i, lane) in lanes.iter_mut().enumerate() {
             let Some(lane) = lane else { continue };
             let first = self.rows.len();
-            let span = match (self.needs[i], self.grants[i]) {
-                (0, _) => {
+            let span = match (lane.decodes(), self.grants[i]) {
+                (true, _) => {
                     let draft = answers.next_if(|(seq, _)| *seq == lane.seq()).map(|(_, token)| *token);
                     lane.put_window(draft, &mut self.tokens, &mut self.rows)
                 }
-                // Its turn comes later.
+                // Its turn comes later, or it waits for another lane's rows.
                 (_, 0) => continue,
                 (_, n) => lane.put_prompt(n, &mut self.tokens, &mut self.rows),
             };
@@ -85,28 +88,41 @@ impl Batch {
     }
 }
 
-/// Gives prompts their next piece: `chunk` rows, or what is left of the prompt. Whole pieces only, so that a prompt is cut
-/// in the same places whoever its neighbours are (how it is cut may change how its logits round). The first piece goes to
-/// prompt `first`, the others follow in order while they fit into `budget`.
-///
-/// `needs[i]` is what is left of prompt `i`, 0 for none; `grants` is overwritten, one entry for each need. Returns the
-/// prompt that should come first in the next step: the one after the last that got a piece.
-pub(super) fn grant_pieces(budget: u32, chunk: u32, needs: &[u32], first: usize, grants: &mut Vec<u32>) -> usize {
-    grants.clear();
-    grants.resize(needs.len(), 0);
-    let (mut left, mut next) = (budget, first);
-    for i in (0..needs.len()).map(|i| (first + i) % needs.len()) {
-        let piece = needs[i].min(chunk);
-        if piece > left {
-            break;
+/// What prompts may have of a step.
+struct Share {
+    /// Rows that there are.
+    budget: u32,
+    /// Rows that prompts should have together.
+    wish: u32,
+    pieces: Pieces,
+}
+
+impl Share {
+    /// Gives prompts their next piece. The first piece goes to prompt `first`, the others follow in order while they fit.
+    ///
+    /// `needs[i]` is what is left of prompt `i`, 0 for none, and how much of it one step may hold; `grants` is overwritten,
+    /// one entry for each need. Returns the prompt that should come first in the next step: the one after the last that
+    /// got a piece.
+    fn grant(&self, needs: &[(u32, u32)], first: usize, grants: &mut Vec<u32>) -> usize {
+        grants.clear();
+        grants.resize(needs.len(), 0);
+        let (mut granted, mut next) = (0, first);
+        for i in (0..needs.len()).map(|i| (first + i) % needs.len()) {
+            let (need, limit) = needs[i];
+            let piece = self.pieces.next(need, self.wish.min(limit));
+            // One piece there must be, so that somebody gets on.
+            let most = if granted == 0 { self.budget } else { self.budget.min(self.wish) };
+            if granted + piece > most {
+                break;
+            }
+            if piece > 0 {
+                grants[i] = piece;
+                granted += piece;
+                next = i + 1;
+            }
         }
-        if piece > 0 {
-            grants[i] = piece;
-            left -= piece;
-            next = i + 1;
-        }
+        next
     }
-    next
 }
 
 /// Refuses logits that are not `n` rows of `n_vocab` columns.
@@ -125,47 +141,62 @@ mod tests {
 
     use super::*;
 
-    fn pieces(budget: u32, chunk: u32, needs: &[u32], first: usize) -> (Vec<u32>, usize) {
+    fn pieces(budget: u32, wish: u32, (unit, most): (u32, u32), needs: &[u32], first: usize) -> (Vec<u32>, usize) {
+        let needs: Vec<(u32, u32)> = needs.iter().map(|need| (*need, u32::MAX)).collect();
         let mut grants = vec![99];
-        let next = grant_pieces(budget, chunk, needs, first, &mut grants);
+        let share = Share { budget, wish, pieces: Pieces { unit, most } };
+        let next = share.grant(&needs, first, &mut grants);
         (grants, next)
     }
 
     #[test]
-    fn pieces_are_whole_and_start_where_the_last_step_ended() {
-        assert_eq!(pieces(8, 8, &[], 0), (vec![], 0));
-        assert_eq!(pieces(8, 8, &[100], 0), (vec![8], 1));
-        assert_eq!(pieces(8, 8, &[100, 100], 0), (vec![8, 0], 1));
-        assert_eq!(pieces(8, 8, &[92, 100], 1), (vec![0, 8], 2));
-        assert_eq!(pieces(8, 8, &[92, 92], 2), (vec![8, 0], 1));
-        assert_eq!(pieces(10, 8, &[3, 0, 4, 5], 0), (vec![3, 0, 4, 0], 3));
-        assert_eq!(pieces(10, 8, &[0, 0, 0, 5], 3), (vec![0, 0, 0, 5], 4));
+    fn pieces_start_where_the_last_step_ended() {
+        let fit = |budget, needs: &[u32], first| pieces(budget, budget, (1, 8), needs, first);
+        assert_eq!(fit(8, &[], 0), (vec![], 0));
+        assert_eq!(fit(8, &[100], 0), (vec![8], 1));
+        assert_eq!(fit(8, &[100, 100], 0), (vec![8, 0], 1));
+        assert_eq!(fit(8, &[92, 100], 1), (vec![0, 8], 2));
+        assert_eq!(fit(8, &[92, 92], 2), (vec![8, 0], 1));
+        assert_eq!(fit(10, &[3, 0, 4, 5], 0), (vec![3, 0, 4, 0], 3));
+        assert_eq!(fit(10, &[0, 0, 0, 5], 3), (vec![0, 0, 0, 5], 4));
+    }
+
+    #[test]
+    fn beside_lanes_that_decode_prompts_share_a_wish() {
+        let share = |needs: &[u32]| pieces(100, 8, (4, 48), needs, 0).0;
+        assert_eq!(share(&[100, 100]), [8, 0]);
+        assert_eq!(share(&[3, 4, 2]), [3, 4, 0]);
+        assert_eq!(share(&[11, 4]), [11, 0], "a rest too small for a piece goes along, wish or not");
+        assert_eq!(pieces(100, 1, (4, 48), &[100], 0).0, [4], "less than a unit is none");
     }
 
     proptest! {
         #[test]
         fn nobody_waits_longer_than_a_round(
-            chunk in 1u32..50,
+            unit in 1u32..9,
+            most in 1u32..50,
             spare in 0u32..20,
+            wish in 0u32..80,
             needs in prop::collection::vec(0u32..200, 1..8),
         ) {
-            let (mut left, mut first, mut steps) = (needs.clone(), 0, vec![0u32; needs.len()]);
-            let mut rounds = 0;
+            let most = most.max(unit) / unit * unit;
+            let budget = most + unit - 1 + spare;
+            let (mut left, mut first, mut steps) = (needs.clone(), 0, 0);
+            let mut waited = vec![0; needs.len()];
             while left.iter().any(|need| *need > 0) {
-                let (grants, next) = pieces(chunk + spare, chunk, &left, first);
-                prop_assert!(grants.iter().sum::<u32>() <= chunk + spare);
+                let (grants, next) = pieces(budget, wish, (unit, most), &left, first);
+                prop_assert!(grants.iter().sum::<u32>() <= budget);
                 prop_assert!(grants.iter().any(|grant| *grant > 0), "a step must get somewhere");
-                for ((grant, need), steps) in grants.iter().zip(&mut left).zip(&mut steps) {
-                    prop_assert!(*grant == 0 || *grant == chunk.min(*need), "a piece must be whole");
+                for (((grant, need), waited), whole) in grants.iter().zip(&mut left).zip(&mut waited).zip(&needs) {
                     *need -= grant;
-                    *steps += u32::from(*grant > 0);
+                    let begun = whole - *need;
+                    prop_assert!(*need == 0 || begun % unit == 0, "a prompt is cut at multiples of the unit");
+                    *waited = if *grant > 0 || *need == 0 { 0 } else { *waited + 1 };
+                    prop_assert!(*waited < needs.len());
                 }
                 first = next;
-                rounds += 1;
-                prop_assert!(rounds <= 200 * needs.len());
-            }
-            for (need, steps) in needs.iter().zip(steps) {
-                prop_assert_eq!(steps, need.div_ceil(chunk));
+                steps += 1;
+                prop_assert!(steps <= 200 * needs.len());
             }
         }
     }

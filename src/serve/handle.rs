@@ -16,7 +16,7 @@ use crate::{
     serve::{
         Event, GenerateRequest, Phase, ServeError, Status, Totals,
         job::{Job, Limits},
-        scheduler::{self, Command},
+        scheduler::{self, Command, Parts},
         shared::Shared,
     },
     spec::Speculation,
@@ -37,7 +37,11 @@ pub struct ServeOptions {
     /// Time that a request may take from its submission to its last token, waiting included; it fails with
     /// [`ServeError::Deadline`] after that. Default: none.
     pub request_timeout: Option<Duration>,
-    /// Bytes of host memory that may hold the rows of finished requests, for prompts that begin alike; 0 keeps none.
+    /// Rows of prompts in a step in which other requests generate. Default: as many as take about as long as the generating
+    /// requests themselves, by measured times. It has no influence on results.
+    pub step_tokens: Option<u32>,
+    /// Bytes of host memory that may hold the rows of finished requests, for prompts that begin alike; 0 keeps none, there
+    /// or in idle lanes.
     pub prefix_cache_bytes: u64,
 }
 
@@ -241,6 +245,7 @@ impl Starter {
         }
         let limits = Limits::new(engine.shape(), &text, &card.speculation, &self.inner.options);
         let limits = limits.map_err(|error| self.give_up(error))?;
+        let policy = card.policy.clone();
         let strategy = card.speculation.is_enabled().then(|| Arc::from(card.speculation.strategy.as_str()));
         card.n_ctx = limits.ctx_per_request;
         shared.set_capacity(limits.lanes, limits.kv_rows);
@@ -255,7 +260,7 @@ impl Starter {
             // The shutdown came between the check above and here.
             let _ = commands.send(Command::Drain(Some(Instant::now())));
         }
-        Ok(move || scheduler::run(engine, text, shared, inbox, limits, strategy))
+        Ok(move || scheduler::run(Parts { engine, text, shared, inbox, limits, strategy, policy }))
     }
 
     /// Ends loading: there will be no model. The message says why.

@@ -1,17 +1,23 @@
 //! A request that has passed every check, with all it needs on the engine thread.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::{
     grammar::Matching,
     serve::{
-        Event, FinishReason, GenerateRequest, ServeError, ServeOptions, drafting::WINDOW, observe::Clock,
+        Event, FinishReason, GenerateRequest, ServeError, ServeOptions,
+        drafting::WINDOW,
+        observe::Clock,
+        prefix::{Footing, Wanted},
         shared::Shared,
     },
     spec::Speculation,
-    stage::StageShape,
+    stage::{Pieces, StageShape, common_step},
     text::{Sampler, SamplingParams, StopMatcher, TextModel, argmax, has_nan},
 };
 
@@ -23,8 +29,16 @@ pub(super) struct Limits {
     pub(super) ctx_per_request: u32,
     pub(super) kv_rows: u32,
     pub(super) n_vocab: u32,
-    /// Rows of a lane past its prompt: the chosen token and drafts behind it.
-    pub(super) window: u32,
+    /// How prompts are cut.
+    pub(super) pieces: Pieces,
+    /// Rows of others are reused in multiples of this; 0 when the engine cannot part sequences.
+    pub(super) prefix_step: u32,
+    /// Time a request may take.
+    pub(super) timeout: Option<Duration>,
+    /// Rows of prompts in a step with generating lanes, when the operator says so.
+    pub(super) step_tokens: Option<u32>,
+    /// Bytes that rows of finished requests may take in host memory.
+    pub(super) prefix_cache_bytes: u64,
 }
 
 impl Limits {
@@ -62,13 +76,20 @@ impl Limits {
             ));
         }
         let lanes = options.lanes.unwrap_or(most).clamp(1, most);
+        // What fits into a batch however many other lanes decode, with their drafts.
+        let chunk = shape.n_batch.saturating_sub(window * (lanes - 1)).max(1);
+        let pieces = fit(shape.pieces, chunk);
         Ok(Self {
             lanes,
             max_queue: options.max_queue.unwrap_or(lanes.saturating_mul(8).clamp(16, 256)),
             ctx_per_request: options.ctx_per_request.unwrap_or(shape.n_ctx / lanes).clamp(1, shape.n_ctx_seq),
             kv_rows: shape.n_ctx,
             n_vocab: text.n_vocab(),
-            window,
+            pieces,
+            prefix_step: common_step(pieces.unit, shape.prefix_step),
+            timeout: options.request_timeout,
+            step_tokens: options.step_tokens,
+            prefix_cache_bytes: options.prefix_cache_bytes,
         })
     }
 
@@ -76,6 +97,13 @@ impl Limits {
     fn in_flight(&self) -> u32 {
         self.lanes.saturating_add(self.max_queue)
     }
+}
+
+/// The engine's pieces within `chunk` rows, a rest that goes along with the last one counted.
+fn fit(pieces: Pieces, chunk: u32) -> Pieces {
+    let unit = pieces.unit.clamp(1, chunk.div_ceil(2));
+    let most = (chunk + 1 - unit).min(pieces.most) / unit * unit;
+    Pieces { unit, most: most.max(unit) }
 }
 
 /// A request that has passed every check.
@@ -127,6 +155,18 @@ impl Job {
     /// Whether drafts can be of use: the first token comes from the prompt, the last one needs no draft behind it.
     pub(super) fn may_speculate(&self) -> bool {
         !self.request.without_speculation && self.budget > WINDOW
+    }
+
+    /// What rows of others it could make use of; `None` when it wants none, or needs every row's logits.
+    pub(super) fn wanted(&self, footing: Footing, drafts: bool, pieces: Pieces, step: u32) -> Option<Wanted<'_>> {
+        let wants = step > 0 && self.request.cache_prompt && !self.request.prompt_logprobs && self.prompt_rows > 0;
+        let most = pieces.spare(self.prompt_rows, step);
+        wants.then_some(Wanted { tokens: &self.request.prompt, footing, drafts, most, step })
+    }
+
+    /// Whether it has taken longer than it may.
+    pub(super) fn is_late(&self, now: Instant, timeout: Duration) -> bool {
+        self.clock.age(now) >= timeout
     }
 
     /// Tokens of the prompt.

@@ -1,6 +1,9 @@
 //! One running request.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     policy::Decision,
@@ -11,8 +14,9 @@ use crate::{
         observe::{self, Clock},
         output::Output,
         paths::Paths,
+        prefix::{Footing, Rows, Wanted},
     },
-    stage::{DraftRow, Purpose, Row, SeqId, Span},
+    stage::{DraftRow, Pieces, Purpose, Row, SeqId, Span},
     text::{LogSoftmax, TextModel, top_n},
 };
 
@@ -27,6 +31,18 @@ pub(super) enum Ending {
     Failed(ServeError),
 }
 
+/// A running request whose prompt begins alike: it is waited for, since reading the same at the same time would take as
+/// long for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leader {
+    /// Its lane.
+    pub(super) lane: usize,
+    /// Its admission number.
+    pub(super) age: u64,
+    /// Rows awaited.
+    pub(super) rows: u32,
+}
+
 /// A request that holds a lane, and how far it has got.
 pub(super) struct Lane {
     job: Job,
@@ -38,6 +54,13 @@ pub(super) struct Lane {
     said: Option<Event>,
     /// KV rows held.
     rows: u32,
+    /// How many of them another request has computed.
+    cached: u32,
+    footing: Footing,
+    /// The draft head follows the prompt.
+    followed: bool,
+    /// Whose rows of the same prompt are awaited.
+    leader: Option<Leader>,
     /// The token that goes in next, once the prompt is through.
     next: i32,
     /// Tokens chosen.
@@ -57,7 +80,7 @@ impl Lane {
     pub(super) fn start(
         mut job: Job,
         picker: Picker,
-        seq: SeqId,
+        (seq, footing): (SeqId, Footing),
         strategy: Option<&Arc<str>>,
         text: &dyn TextModel,
     ) -> Self {
@@ -73,6 +96,10 @@ impl Lane {
             clock,
             output,
             rows: 0,
+            cached: 0,
+            footing,
+            followed: drafting.is_on(),
+            leader: None,
             next: 0,
             generated: 0,
             generated_before: 0,
@@ -93,6 +120,11 @@ impl Lane {
         self.job.reply.is_gone()
     }
 
+    /// Whether it has taken longer than it may.
+    pub(super) fn is_late(&self, now: Instant, timeout: Duration) -> bool {
+        self.clock.age(now) >= timeout
+    }
+
     pub(super) fn seq(&self) -> SeqId {
         self.seq
     }
@@ -107,17 +139,74 @@ impl Lane {
         self.job.kv_rows
     }
 
-    /// Prompt rows it can make use of in one step; 0 once it decodes.
+    /// Prompt rows still to be computed by this lane; 0 once it decodes, and while it waits for a leader.
     pub(super) fn prompt_need(&self) -> u32 {
-        let left = self.job.prompt_rows.saturating_sub(self.rows);
-        if self.job.request.prompt_logprobs { left.min(SCORED_ROWS_PER_STEP) } else { left }
+        if self.leader.is_some() { 0 } else { self.job.prompt_rows.saturating_sub(self.rows) }
+    }
+
+    /// Rows of the prompt that one step may hold.
+    pub(super) fn piece_limit(&self) -> u32 {
+        if self.job.request.prompt_logprobs { SCORED_ROWS_PER_STEP } else { u32::MAX }
+    }
+
+    /// Whether it is past its prompt.
+    pub(super) fn decodes(&self) -> bool {
+        self.rows >= self.job.prompt_rows
+    }
+
+    /// Rows of the sequence that were computed for its prompt, or taken over.
+    fn prompt_held(&self) -> &[i32] {
+        let n = self.rows.min(self.job.prompt_rows) as usize;
+        self.job.request.prompt.get(..n).unwrap_or_default()
+    }
+
+    /// What rows of others it could make use of.
+    pub(super) fn wanted(&self, pieces: Pieces, step: u32) -> Option<Wanted<'_>> {
+        self.job.wanted(self.footing, self.followed, pieces, step)
+    }
+
+    /// Rows that `wanted` could take over from this lane now.
+    pub(super) fn shared_now(&self, wanted: &Wanted<'_>) -> u32 {
+        wanted.shared(self.prompt_held(), self.footing, self.followed)
+    }
+
+    /// Rows that `wanted` could take over once this lane has read its prompt; 0 when it is through, or reads nothing
+    /// itself.
+    pub(super) fn shared_later(&self, wanted: &Wanted<'_>) -> u32 {
+        if self.prompt_need() == 0 {
+            return 0;
+        }
+        let prompt = self.job.request.prompt.get(..self.job.prompt_rows as usize).unwrap_or_default();
+        wanted.shared(prompt, self.footing, self.followed)
+    }
+
+    /// The first rows of the prompt are there: `rows` of them, computed by others.
+    pub(super) fn take_over(&mut self, rows: u32) {
+        (self.rows, self.cached, self.leader) = (rows, rows, None);
+    }
+
+    /// Waits for rows of `leader`.
+    pub(super) fn wait_for(&mut self, leader: Leader) {
+        self.leader = Some(leader);
+    }
+
+    pub(super) fn leader(&self) -> Option<Leader> {
+        self.leader
+    }
+
+    /// What of its rows may be of use to others: those of the prompt, to a multiple of `step`.
+    pub(super) fn legacy(&self, step: u32) -> Option<Rows> {
+        let held = self.prompt_held();
+        let whole = held.len() / step.max(1) as usize * step.max(1) as usize;
+        let wished = self.job.request.cache_prompt && self.leader.is_none() && whole > 0;
+        wished.then(|| Rows { tokens: held[..whole].to_vec(), footing: self.footing, followed: self.followed })
     }
 
     /// What to ask the draft head: for the token after the chosen one. Nothing while the prompt is being read, when the
     /// request does not draft (any more), and when its budget leaves room for one token only. What the budget leaves is
     /// also what is left of the KV rows promised, since the last token never enters the cache.
     pub(super) fn question(&self) -> Option<DraftRow> {
-        let wanted = self.drafting.is_on() && self.prompt_need() == 0;
+        let wanted = self.drafting.is_on() && self.decodes();
         (wanted && self.rows + WINDOW <= self.job.kv_rows).then_some(DraftRow { seq: self.seq, token: self.next })
     }
 
@@ -273,8 +362,8 @@ impl Lane {
     pub(super) fn end(mut self, ending: Ending) {
         self.send_said();
         let prompt_tokens = self.job.prompt_tokens();
-        let usage = Usage { prompt_tokens, cached_tokens: 0, completion_tokens: self.generated };
-        let computed = self.rows.min(self.job.prompt_rows);
+        let usage = Usage { prompt_tokens, cached_tokens: self.cached, completion_tokens: self.generated };
+        let computed = self.rows.min(self.job.prompt_rows).saturating_sub(self.cached);
         end(self.job, self.clock, ending, usage, computed, &self.drafting, self.paths);
     }
 }

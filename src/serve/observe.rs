@@ -25,6 +25,11 @@ impl Clock {
         Self { submitted: Instant::now(), admitted: None, first_token: None, last_token: None }
     }
 
+    /// Time since the request came.
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.submitted)
+    }
+
     /// The request has got its lane.
     pub(super) fn admit(&mut self, now: Instant) {
         self.admitted = Some(now);
@@ -103,6 +108,9 @@ impl End<'_> {
         let in_all = now.saturating_duration_since(self.clock.submitted);
         if self.computed > 0 {
             metrics::prompt_tokens(PromptSource::Computed, u64::from(self.computed));
+        }
+        if self.usage.cached_tokens > 0 {
+            metrics::prompt_tokens(PromptSource::Cached, u64::from(self.usage.cached_tokens));
         }
         metrics::request_finished(self.endpoint, finish(self.reason), in_all, self.clock.decoding());
         let to_first =

@@ -1,4 +1,6 @@
-//! The engine thread: admission, batches, endings.
+//! The engine thread: batches, endings. Who gets a lane is in `admission`.
+
+mod admission;
 
 use std::{
     any::Any,
@@ -12,12 +14,15 @@ use std::{
 };
 
 use crate::{
+    policy::Resolver,
     serve::{
         FinishReason, Phase, ServeError,
         batch::{Batch, check_logits},
-        job::{Job, Limits, Picker},
+        job::{Job, Limits},
         lane::{Ending, Lane, end_queued},
         observe,
+        pace::Pace,
+        prefix::Prefixes,
         shared::Shared,
     },
     stage::{SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput},
@@ -39,17 +44,24 @@ pub(super) enum Command {
     Drain(Option<Instant>),
 }
 
+/// What the engine thread starts with.
+pub(super) struct Parts {
+    pub(super) engine: Box<dyn StageEngine>,
+    pub(super) text: Arc<dyn TextModel>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) inbox: mpsc::Receiver<Command>,
+    pub(super) limits: Limits,
+    /// Id of the strategy, when the server speculates.
+    pub(super) strategy: Option<Arc<str>>,
+    /// How attention paths are decided, when the engine has a choice.
+    pub(super) policy: Option<Arc<Resolver>>,
+}
+
 /// The engine thread's whole life. However it ends, a panic included, every request gets its last event and the phase
 /// says what happened.
-pub(super) fn run(
-    engine: Box<dyn StageEngine>,
-    text: Arc<dyn TextModel>,
-    shared: Arc<Shared>,
-    inbox: mpsc::Receiver<Command>,
-    limits: Limits,
-    strategy: Option<Arc<str>>,
-) {
-    let mut scheduler = Scheduler::new(engine, text, shared.clone(), inbox, limits, strategy);
+pub(super) fn run(parts: Parts) {
+    let shared = parts.shared.clone();
+    let mut scheduler = Scheduler::new(parts);
     let outcome = catch_unwind(AssertUnwindSafe(|| scheduler.serve()))
         .unwrap_or_else(|panic| Err(ServeError::Engine(format!("the engine thread panicked: {}", message(&*panic)))));
     if let Err(error) = outcome {
@@ -74,11 +86,9 @@ struct Scheduler {
     shared: Arc<Shared>,
     inbox: mpsc::Receiver<Command>,
     limits: Limits,
-    /// Id of the strategy, when the server speculates.
     strategy: Option<Arc<str>>,
+    policy: Option<Arc<Resolver>>,
     n_batch: u32,
-    /// Rows of a piece of a prompt: what fits into a batch however many other lanes decode, with their drafts.
-    chunk: u32,
     n_vocab: usize,
     /// Waiting requests, the oldest first.
     queue: VecDeque<Box<Job>>,
@@ -89,6 +99,8 @@ struct Scheduler {
     admissions: u64,
     /// KV rows promised to the running requests, at most `limits.kv_rows`.
     promised: u32,
+    prefixes: Prefixes,
+    pace: Pace,
     /// When the shutdown ends the running requests; outer `None`: no shutdown, inner `None`: never.
     drain: Option<Option<Instant>>,
     /// Handles exist that can still send.
@@ -98,14 +110,7 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    fn new(
-        engine: Box<dyn StageEngine>,
-        text: Arc<dyn TextModel>,
-        shared: Arc<Shared>,
-        inbox: mpsc::Receiver<Command>,
-        limits: Limits,
-        strategy: Option<Arc<str>>,
-    ) -> Self {
+    fn new(Parts { engine, text, shared, inbox, limits, strategy, policy }: Parts) -> Self {
         let lanes = limits.lanes as usize;
         let (n_batch, n_vocab) = (engine.shape().n_batch, engine.shape().n_vocab);
         Self {
@@ -115,14 +120,16 @@ impl Scheduler {
             inbox,
             limits,
             strategy,
+            policy,
             n_batch,
-            chunk: n_batch.saturating_sub(limits.window * limits.lanes.saturating_sub(1)).max(1),
             n_vocab,
             queue: VecDeque::new(),
             lanes: (0..lanes).map(|_| None).collect(),
             ages: vec![0; lanes],
             admissions: 0,
             promised: 0,
+            prefixes: Prefixes::new(limits.lanes, limits.prefix_step, limits.prefix_cache_bytes),
+            pace: Pace::new(limits.pieces, limits.lanes, limits.step_tokens),
             drain: None,
             connected: true,
             failures: 0,
@@ -139,8 +146,9 @@ impl Scheduler {
             self.receive();
             self.drop_cancelled()?;
             self.apply_drain()?;
-            self.admit();
+            self.admit()?;
             if !self.is_idle() {
+                self.fetch_from_leaders()?;
                 self.step()?;
             } else if self.drain.is_some() || !self.connected {
                 return Ok(());
@@ -180,21 +188,28 @@ impl Scheduler {
         }
     }
 
-    /// Lets go of every request whose client has left.
+    /// Lets go of every request whose client has left or whose time is over.
     fn drop_cancelled(&mut self) -> Result<(), ServeError> {
+        let late = self.limits.timeout.map(|timeout| (Instant::now(), timeout));
         let waiting = self.queue.len();
         for _ in 0..waiting {
             let Some(job) = self.queue.pop_front() else { break };
             if job.reply.is_gone() {
                 end_queued(*job, Ending::Finished(FinishReason::Cancelled));
+            } else if late.is_some_and(|(now, timeout)| job.is_late(now, timeout)) {
+                end_queued(*job, Ending::Failed(ServeError::Deadline));
             } else {
                 self.queue.push_back(job);
             }
         }
         let mut found = false;
-        for lane in self.lanes.iter_mut().flatten().filter(|lane| lane.is_gone()) {
-            lane.ending = Some(Ending::Finished(FinishReason::Cancelled));
-            found = true;
+        for lane in self.lanes.iter_mut().flatten() {
+            if lane.is_gone() {
+                lane.ending = Some(Ending::Finished(FinishReason::Cancelled));
+            } else if late.is_some_and(|(now, timeout)| lane.is_late(now, timeout)) {
+                lane.ending = Some(Ending::Failed(ServeError::Deadline));
+            }
+            found |= lane.ending.is_some();
         }
         if found { self.settle() } else { Ok(()) }
     }
@@ -212,43 +227,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Gives free lanes to waiting requests, strictly first come first served: one that does not fit yet holds back
-    /// those behind it, else a large one might wait for ever.
-    fn admit(&mut self) {
-        let before = self.promised;
-        while let Some(job) = self.queue.front() {
-            let Some(free) = self.lanes.iter().position(Option::is_none) else { break };
-            if job.kv_rows > self.limits.kv_rows - self.promised {
-                break;
-            }
-            let Some(job) = self.queue.pop_front() else { break };
-            let picker = match Picker::new(&job.request, self.text.as_ref()) {
-                Ok(picker) => picker,
-                Err(error) => {
-                    end_queued(*job, Ending::Failed(error));
-                    continue;
-                }
-            };
-            let (seq, strategy) = (SeqId(free as u32), self.strategy.as_ref());
-            let mut lane = Lane::start(*job, picker, seq, strategy, self.text.as_ref());
-            if let Some(ending) = lane.ending.take() {
-                // It generates nothing and has no prompt to compute.
-                lane.end(ending);
-                continue;
-            }
-            self.promised += lane.kv_rows();
-            self.admissions += 1;
-            self.ages[free] = self.admissions;
-            self.lanes[free] = Some(lane);
-        }
-        if self.promised != before {
-            self.publish();
-        }
-    }
-
     /// One forward pass.
     fn step(&mut self) -> Result<(), ServeError> {
-        self.batch.plan(&self.lanes, self.n_batch, self.chunk);
+        self.batch.plan(&self.lanes, self.n_batch, self.limits.pieces, self.pace.rows());
         if let Err(error) = self.draft() {
             return self.engine_failed(error);
         }
@@ -271,6 +252,7 @@ impl Scheduler {
                 }
                 let took = now.saturating_duration_since(began);
                 observe::step(self.batch.prompt_rows(), self.batch.decoding, self.batch.drafts(), took);
+                self.pace.note(self.batch.prompt_rows(), self.batch.decoding, took);
                 self.failures = 0;
                 self.advance();
                 self.settle()
@@ -320,8 +302,13 @@ impl Scheduler {
         }
     }
 
-    /// The promises rule this out; should the engine see it otherwise, one request pays and its neighbours go on.
+    /// The promises rule this out; should the engine see it otherwise, rows that are kept for nobody go first, then one
+    /// request pays and its neighbours go on.
     fn fail_youngest(&mut self, error: StageError) -> Result<(), ServeError> {
+        if self.prefixes.kept_rows() > 0 {
+            tracing::warn!(%error, "the engine ran out of KV rows below its own limit: idle lanes are emptied");
+            return self.shrink_kept(0);
+        }
         tracing::error!(%error, promised = self.promised, "the engine ran out of KV rows below its own limit");
         let ages = &self.ages;
         let occupied = self.lanes.iter_mut().zip(ages).filter_map(|(lane, age)| Some((lane.as_mut()?, age)));
@@ -343,7 +330,13 @@ impl Scheduler {
             return Err(error);
         }
         self.fail_running(&error);
-        self.settle()
+        self.prefixes.forget();
+        // Idle lanes may have kept rows.
+        for seq in (0..self.limits.lanes).filter(|seq| self.lanes[*seq as usize].is_none()) {
+            let emptied = self.engine.truncate(SeqId(seq), 0);
+            emptied.map_err(|error| ServeError::Engine(format!("sequence {seq} cannot be dropped: {error}")))?;
+        }
+        self.settle_with(false)
     }
 
     fn fail_running(&mut self, error: &ServeError) {
@@ -354,13 +347,19 @@ impl Scheduler {
 
     /// Frees the lanes whose requests are over, then tells their clients: who has the last event finds the lane free.
     fn settle(&mut self) -> Result<(), ServeError> {
+        self.settle_with(true)
+    }
+
+    /// `keep`: their rows may be of use to others.
+    fn settle_with(&mut self, keep: bool) -> Result<(), ServeError> {
         let mut over = Vec::new();
         let mut broken = None;
-        for (slot, seq) in self.lanes.iter_mut().zip(0..) {
+        for (i, slot) in self.lanes.iter_mut().enumerate() {
             let Some(ending) = slot.as_mut().and_then(|lane| lane.ending.take()) else { continue };
             let Some(lane) = slot.take() else { continue };
-            if let Err(error) = self.engine.truncate(SeqId(seq), 0) {
-                broken = Some(ServeError::Engine(format!("sequence {seq} cannot be dropped: {error}")));
+            let rows = if keep { lane.legacy(self.prefixes.step()) } else { None };
+            if let Err(error) = self.prefixes.keep(self.engine.as_mut(), i, rows) {
+                broken = Some(ServeError::Engine(format!("sequence {i} cannot be dropped: {error}")));
             }
             self.promised -= lane.kv_rows();
             over.push((lane, ending));
@@ -377,6 +376,7 @@ impl Scheduler {
         let (busy, kv_used) = running.fold((0, 0), |(busy, rows), lane| (busy + 1, rows + lane.rows()));
         self.shared.set_usage(busy, kv_used);
         observe::levels((busy, self.limits.lanes), (kv_used, self.limits.kv_rows), self.shared.queued());
+        self.prefixes.publish();
     }
 
     /// Fails whatever is left, for the reason that the phase gives. Does not touch the engine.

@@ -56,7 +56,7 @@ pub struct Status {
     pub lanes: u32,
     /// Requests accepted that have no lane yet.
     pub queued: u32,
-    /// KV rows that hold a token.
+    /// KV rows of running requests.
     pub kv_used: u32,
     /// KV rows in all; 0 while loading.
     pub kv_capacity: u32,

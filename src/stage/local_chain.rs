@@ -1,6 +1,9 @@
 //! Stages back to back in one process: what `serve --split` runs, and how tests try every cut.
 
-use super::{DraftRow, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape};
+use super::{
+    DraftRow, Pieces, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput, StageShape,
+    common_step,
+};
 use crate::package::LayerRange;
 
 /// A chain of stages that behaves like one stage over the union of their layers.
@@ -72,7 +75,9 @@ impl LocalChain {
         }
         let (n_vocab, drafts) = stages.last().map_or((0, false), |stage| (stage.shape().n_vocab, stage.shape().drafts));
         let layers = LayerRange::new(first.layers.start(), end).map_err(|_| ChainError::Empty)?;
-        Ok(Self { shape: StageShape { layers, n_vocab, drafts, ..first }, stages })
+        let prefix_step = stages.iter().map(|stage| stage.shape().prefix_step).fold(1, common_step);
+        let pieces = stages.iter().map(|stage| stage.shape().pieces).fold(first.pieces, Pieces::common);
+        Ok(Self { shape: StageShape { layers, n_vocab, drafts, pieces, prefix_step, ..first }, stages })
     }
 }
 
@@ -91,6 +96,40 @@ impl StageEngine for LocalChain {
 
     fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
         self.stages.iter_mut().try_for_each(|stage| stage.copy(from, to, n_rows))
+    }
+
+    /// The states of all stages, each behind its length.
+    fn save(&mut self, seq: SeqId, n_rows: u32) -> Result<Vec<u8>, StageError> {
+        if let [only] = &mut self.stages[..] {
+            return only.save(seq, n_rows);
+        }
+        let mut states = Vec::new();
+        for stage in &mut self.stages {
+            let state = stage.save(seq, n_rows)?;
+            states.extend_from_slice(&(state.len() as u64).to_le_bytes());
+            states.extend_from_slice(&state);
+        }
+        Ok(states)
+    }
+
+    fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError> {
+        if let [only] = &mut self.stages[..] {
+            return only.restore(seq, state, n_rows);
+        }
+        let mut rest = state;
+        let restored = self.stages.iter_mut().try_for_each(|stage| {
+            let refuse = || StageError::InvalidBatch("the state of a chain is cut short".into());
+            let (len, behind) = rest.split_first_chunk().ok_or_else(refuse)?;
+            let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
+            let (part, behind) = behind.split_at_checked(len).ok_or_else(refuse)?;
+            rest = behind;
+            stage.restore(seq, part, n_rows)
+        });
+        if restored.is_err() {
+            // Every stage holds the sequence, or none.
+            self.truncate(seq, 0)?;
+        }
+        restored
     }
 
     fn n_rows(&self, seq: SeqId) -> u32 {

@@ -152,6 +152,58 @@ pub struct StageShape {
     pub n_batch: u32,
     /// Whether the stage has a draft head: [`StageEngine::draft`] works.
     pub drafts: bool,
+    /// How a prompt may be cut into passes.
+    pub pieces: Pieces,
+    /// A beginning of a sequence may be kept, copied or restored at multiples of so many rows, and what follows is what
+    /// it would have been, drafts included. 0 when the engine cannot part a sequence at all.
+    pub prefix_step: u32,
+}
+
+/// How a prompt may be cut into passes so that every row comes out alike, bit for bit, whatever the cuts: at multiples of
+/// [`unit`](Self::unit), each piece at most [`most`](Self::most) rows long, and the last one at least a unit, unless the
+/// whole prompt is shorter. So a prompt may be read in large pieces or in small ones, or go on behind rows that another
+/// request has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Rows of a piece at least.
+    pub unit: u32,
+    /// Rows of a piece at most. The last one may have up to a unit more, less one.
+    pub most: u32,
+}
+
+impl Pieces {
+    /// Rows of the next piece, where `left` rows of the prompt are left and about `wish` would be welcome.
+    pub fn next(self, left: u32, wish: u32) -> u32 {
+        let unit = self.unit.max(1);
+        let whole = wish.min(self.most) / unit * unit;
+        let piece = whole.max(unit);
+        // A rest too small for a piece of its own goes along.
+        if left < piece.saturating_add(unit) { left } else { piece }
+    }
+
+    /// Rows that a prompt of `n` rows may take over from elsewhere at most, at multiples of `step`: the last piece is
+    /// computed in any case.
+    pub fn spare(self, n: u32, step: u32) -> u32 {
+        let step = step.max(1);
+        n.saturating_sub(self.unit.max(1)) / step * step
+    }
+
+    /// Pieces that suit both.
+    fn common(self, other: Self) -> Self {
+        Self { unit: common_step(self.unit, other.unit), most: self.most.min(other.most) }
+    }
+}
+
+/// The least number of rows that is a multiple of both; 0 when one of them is.
+pub(crate) fn common_step(a: u32, b: u32) -> u32 {
+    if a == 0 || b == 0 {
+        return 0;
+    }
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
 }
 
 impl StageShape {
@@ -268,6 +320,16 @@ pub(crate) fn check_seq(seq: SeqId, shape: &StageShape) -> Result<(), StageError
     }
 }
 
+/// Refuses more rows than `seq` holds, or a sequence that the engine does not have.
+#[cfg(feature = "engine")]
+pub(crate) fn check_held(seq: SeqId, n_rows: u32, held: u32, shape: &StageShape) -> Result<(), StageError> {
+    check_seq(seq, shape)?;
+    match n_rows > held {
+        true => Err(StageError::InvalidBatch(format!("save {n_rows} rows of sequence {}: it holds {held}", seq.0))),
+        false => Ok(()),
+    }
+}
+
 /// Refuses a copy of more rows than `from` holds, onto itself, or of sequences that the engine does not have.
 #[cfg(feature = "engine")]
 pub(crate) fn check_copy(
@@ -328,4 +390,58 @@ pub(crate) fn check_rows(rows: &[Row], shape: &StageShape, held: impl Fn(SeqId) 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pieces, common_step};
+    use proptest::prelude::*;
+
+    #[test]
+    fn stages_part_a_sequence_where_all_of_them_can() {
+        for (a, b, expected) in [(1, 1, 1), (1, 16, 16), (6, 4, 12), (0, 16, 0), (16, 0, 0), (u32::MAX, 2, u32::MAX)] {
+            assert_eq!(common_step(a, b), expected, "{a} and {b}");
+        }
+        let both = Pieces { unit: 8, most: 512 }.common(Pieces { unit: 64, most: 256 });
+        assert_eq!(both, Pieces { unit: 64, most: 256 });
+    }
+
+    #[test]
+    fn pieces_end_at_multiples_and_the_rest_goes_along() {
+        let pieces = Pieces { unit: 8, most: 48 };
+        let cases =
+            [(100, 48, 48), (100, 500, 48), (100, 8, 8), (100, 3, 8), (100, 23, 16), (55, 48, 55), (56, 48, 48)];
+        for (left, wish, expected) in
+            cases.into_iter().chain([(16, 8, 8), (15, 8, 15), (9, 8, 9), (1, 8, 1), (7, 48, 7)])
+        {
+            assert_eq!(pieces.next(left, wish), expected, "{left} left, {wish} wished");
+        }
+        for (n, expected) in [(1, 0), (15, 0), (16, 8), (23, 8), (24, 16), (512, 504)] {
+            assert_eq!(pieces.spare(n, 8), expected, "{n}");
+        }
+        assert_eq!(pieces.spare(100, 16), 80);
+    }
+
+    proptest! {
+        #[test]
+        fn a_prompt_is_cut_at_multiples_of_the_unit_whatever_is_wished(
+            unit in 1u32..20,
+            times in 1u32..9,
+            n in 1u32..300,
+            taken in 0u32..300,
+            wishes in prop::collection::vec(0u32..100, 1..9),
+        ) {
+            let pieces = Pieces { unit, most: unit * times };
+            let mut pos = pieces.spare(n, unit).min(taken / unit * unit);
+            let mut wishes = wishes.iter().cycle();
+            while pos < n {
+                let piece = pieces.next(n - pos, *wishes.next().unwrap());
+                prop_assert!(pos % unit == 0 && piece > 0 && piece < pieces.most + unit);
+                pos += piece;
+                prop_assert!(pos == n || pos % unit == 0);
+                prop_assert!(piece >= unit || (pos == n && n < unit));
+            }
+            prop_assert_eq!(pos, n);
+        }
+    }
 }

@@ -129,6 +129,16 @@ pub const SPECULATION_FORWARDS: &str = "skippy_speculation_forwards_total";
 pub const SPECULATION_TOKENS: &str = "skippy_speculation_tokens_total";
 /// Requests that stopped drafting.
 pub const SPECULATION_STOPPED: &str = "skippy_speculation_stopped_total";
+/// Searches for rows of earlier requests.
+pub const PREFIX_CACHE_LOOKUPS: &str = "skippy_prefix_cache_lookups_total";
+/// Those that found some.
+pub const PREFIX_CACHE_HITS: &str = "skippy_prefix_cache_hits_total";
+/// Saved prompts that had to go.
+pub const PREFIX_CACHE_EVICTIONS: &str = "skippy_prefix_cache_evictions_total";
+/// Host memory of saved prompts.
+pub const PREFIX_CACHE_BYTES: &str = "skippy_prefix_cache_bytes";
+/// KV rows kept by idle lanes.
+pub const PREFIX_CACHE_KV_CELLS: &str = "skippy_prefix_cache_kv_cells";
 /// KV rows in use.
 pub const KV_CELLS_USED: &str = "skippy_kv_cells_used";
 /// KV rows in all.
@@ -212,7 +222,11 @@ pub const CATALOGUE: &[MetricDef] = &[
         "Generation requests that ended; every accepted request ends in exactly one reason.",
         &[label("endpoint", Endpoint::VALUES), label("finish_reason", Finish::VALUES)],
     ),
-    counter(PROMPT_TOKENS, "Prompt tokens of requests that were prefilled.", &[label("source", PromptSource::VALUES)]),
+    counter(
+        PROMPT_TOKENS,
+        "Prompt tokens of requests, by whether they were computed or taken over from an earlier request.",
+        &[label("source", PromptSource::VALUES)],
+    ),
     counter(GENERATION_TOKENS, "Tokens generated.", &[]),
     seconds(
         TIME_TO_FIRST_TOKEN,
@@ -265,7 +279,19 @@ pub const CATALOGUE: &[MetricDef] = &[
         "Requests that stopped drafting before their end.",
         &[label("reason", DraftingStopped::VALUES)],
     ),
-    gauge(KV_CELLS_USED, "KV cache rows that hold a token.", &[]),
+    counter(PREFIX_CACHE_LOOKUPS, "Requests that could have begun with rows of others.", &[]),
+    counter(PREFIX_CACHE_HITS, "Requests that have begun with rows of others.", &[]),
+    counter(PREFIX_CACHE_EVICTIONS, "Saved prompts that had to leave host memory for others, or never fitted.", &[]),
+    MetricDef {
+        name: PREFIX_CACHE_BYTES,
+        kind: Kind::Gauge,
+        unit: Some(Unit::Bytes),
+        help: "Host memory that holds rows of finished requests.",
+        labels: &[],
+        children: Children::AtStart,
+    },
+    gauge(PREFIX_CACHE_KV_CELLS, "KV cache rows that idle lanes keep for requests to come.", &[]),
+    gauge(KV_CELLS_USED, "KV cache rows of running requests.", &[]),
     gauge(KV_CELLS_CAPACITY, "KV cache rows in all; every lane draws from them.", &[]),
     gauge(
         KV_ROWS,

@@ -62,6 +62,8 @@ label_values! {
     PromptSource {
         /// They went through the layers.
         Computed => "computed",
+        /// Another request had computed them.
+        Cached => "cached",
     }
 }
 

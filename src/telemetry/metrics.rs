@@ -46,6 +46,23 @@ pub fn set_kv_cells(used: usize, capacity: usize) {
     gauge!(names::KV_CELLS_CAPACITY).set(capacity as f64);
 }
 
+/// A request could have made use of rows of others, and has or has not found some.
+pub fn prefix_looked_up(hit: bool) {
+    counter!(names::PREFIX_CACHE_LOOKUPS).increment(1);
+    counter!(names::PREFIX_CACHE_HITS).increment(u64::from(hit));
+}
+
+/// Saved prompts have left host memory for want of room.
+pub fn prefixes_evicted(count: u64) {
+    counter!(names::PREFIX_CACHE_EVICTIONS).increment(count);
+}
+
+/// What is kept for requests to come: bytes of host memory, and KV rows of idle lanes.
+pub fn set_prefix_cache(bytes: u64, kv_rows: u32) {
+    gauge!(names::PREFIX_CACHE_BYTES).set(bytes as f64);
+    gauge!(names::PREFIX_CACHE_KV_CELLS).set(kv_rows);
+}
+
 /// A forward pass over `rows` rows is over.
 pub fn engine_step(phase: StepPhase, rows: usize, took: Duration) {
     histogram!(names::ENGINE_STEP, "phase" => phase.label()).record(took);

@@ -16,6 +16,9 @@ fn scrape_after_everything() -> String {
         set_requests(3, 2);
         set_lanes(3, 8);
         set_kv_cells(100, 4096);
+        set_prefix_cache(1 << 20, 64);
+        prefix_looked_up(true);
+        prefixes_evicted(2);
         engine_step(StepPhase::Mixed, 17, second);
         drafted(second);
         draft_verified(DraftPosition::First, true);
@@ -23,6 +26,7 @@ fn scrape_after_everything() -> String {
         drafting_stopped(DraftingStopped::LowAcceptance);
         request_admitted(second);
         prompt_tokens(PromptSource::Computed, 21);
+        prompt_tokens(PromptSource::Cached, 64);
         first_token(second, second);
         next_token(second);
         request_finished(Endpoint::Completions, Finish::Length, second, Some(second));

@@ -29,6 +29,8 @@ mod llama_stage;
 #[cfg(feature = "engine")]
 mod parity;
 #[cfg(feature = "engine")]
+mod pieces;
+#[cfg(feature = "engine")]
 mod sampling;
 #[cfg(feature = "engine")]
 mod serve_cli;

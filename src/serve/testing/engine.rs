@@ -9,8 +9,8 @@ use crate::{
     package::LayerRange,
     policy::{Inputs, Phase, Resolver},
     stage::{
-        DraftRow, Purpose, Row, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput,
-        StageShape,
+        DraftRow, Pieces, Purpose, Row, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput,
+        StageOutput, StageShape,
     },
     text::TextModel as _,
 };
@@ -24,6 +24,8 @@ type Hits = Box<dyn Fn(u32) -> bool + Send>;
 pub struct FakeEngine {
     shape: StageShape,
     histories: Vec<Vec<i32>>,
+    /// Rows of each sequence that were computed as part of a prompt, from the first on.
+    read: Vec<usize>,
     logits: Vec<f32>,
     rule: Rule,
     hits: Option<Hits>,
@@ -51,10 +53,13 @@ impl FakeEngine {
             n_seq_max: lanes,
             n_batch,
             drafts: false,
+            pieces: Pieces { unit: 1, most: u32::MAX },
+            prefix_step: 1,
         };
         Self {
             shape,
             histories: vec![Vec::new(); lanes as usize],
+            read: vec![0; lanes as usize],
             logits: Vec::new(),
             rule: Box::new(next_token),
             hits: None,
@@ -112,6 +117,12 @@ impl FakeEngine {
         }
     }
 
+    /// Insists on prompts being cut like that, and lets sequences be parted at multiples of `step` only.
+    pub fn parting(mut self, pieces: Pieces, step: u32) -> Self {
+        (self.shape.pieces, self.shape.prefix_step) = (pieces, step);
+        self
+    }
+
     /// Claims to own only `layers`.
     pub fn with_layers(mut self, layers: LayerRange) -> Self {
         self.shape.layers = layers;
@@ -146,7 +157,41 @@ impl FakeEngine {
         if held.iter().sum::<u32>() > self.shape.n_ctx {
             return Err(StageError::KvFull { rows: rows.len(), n_ctx: self.shape.n_ctx });
         }
-        if batch.spans.is_empty() { Ok(()) } else { check_spans(batch) }
+        if batch.spans.is_empty() { Ok(()) } else { check_spans(batch).and_then(|()| self.check_pieces(batch)) }
+    }
+
+    /// Pieces of prompts follow rows of prompts only, and are cut where the shape allows it.
+    fn check_pieces(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
+        let unit = self.shape.pieces.unit;
+        for span in batch.spans {
+            let Purpose::Prefill { prompt } = span.purpose else { continue };
+            let mut rows = batch.rows.iter().filter(|row| row.seq == span.seq).map(|row| row.pos);
+            let (Some(first), seq) = (rows.next(), span.seq.0 as usize) else { continue };
+            let end = rows.next_back().unwrap_or(first) + 1;
+            let cut_well = first % unit == 0 && (end % unit == 0 || end == prompt);
+            if !cut_well || (end - first).max(unit) > self.shape.pieces.most.saturating_add(unit - 1) {
+                return Err(StageError::InvalidBatch(format!("a piece {first}..{end} of {prompt} rows")));
+            }
+            if self.read[seq] < first as usize {
+                return Err(StageError::InvalidBatch(format!("a prompt goes on behind generated rows at {first}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// A faulty copy or restore leaves the sequence in an unknown state.
+    fn part(&mut self, seq: SeqId, n_rows: u32) -> Result<(), StageError> {
+        if self.probe.next_fault(Place::Part).is_some() {
+            self.histories[seq.0 as usize] = vec![33; 3];
+            return Err(StageError::Engine("injected fault".into()));
+        }
+        match self.shape.prefix_step {
+            0 => Err(StageError::Unsupported("part a sequence")),
+            step if !n_rows.is_multiple_of(step) => {
+                Err(StageError::InvalidBatch(format!("{n_rows} rows, not a multiple of {step}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Small pseudo-random values that depend on the history, and 10 for the token of the rule.
@@ -193,6 +238,25 @@ impl FakeEngine {
         Ok(())
     }
 
+    fn cut(&mut self, seq: SeqId, n_keep: u32) {
+        let i = seq.0 as usize;
+        self.histories[i].truncate(n_keep as usize);
+        self.read[i] = self.read[i].min(n_keep as usize);
+    }
+
+    fn restore_state(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError> {
+        let i = seq.0 as usize;
+        let numbers: Vec<i32> = state.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+        let [followed, read, rows @ ..] = &numbers[..] else {
+            return Err(StageError::InvalidBatch("not a state".into()));
+        };
+        self.histories[i] = rows.to_vec();
+        (self.followed[i], self.read[i]) = (*followed != 0, *read as usize);
+        self.cut(seq, n_rows);
+        self.count_rows();
+        Ok(())
+    }
+
     fn count_rows(&self) {
         let rows: usize = self.histories.iter().map(Vec::len).sum();
         self.probe.set_kv_rows(rows as u32);
@@ -229,6 +293,9 @@ impl StageEngine for FakeEngine {
             let drafts = batch.span(row.seq).is_some_and(|span| span.drafts);
             self.followed[seq] = drafts && (row.pos == 0 || self.followed[seq]);
             self.histories[seq].push(token);
+            if batch.span(row.seq).is_some_and(|span| matches!(span.purpose, Purpose::Prefill { .. })) {
+                self.read[seq] = self.histories[seq].len();
+            }
             if row.output {
                 self.push_logits(seq);
             }
@@ -251,18 +318,32 @@ impl StageEngine for FakeEngine {
         } else {
             self.drafted[seq.0 as usize] = 0;
         }
-        self.histories[seq.0 as usize].truncate(n_keep as usize);
+        self.cut(seq, n_keep);
         self.count_rows();
         Ok(())
     }
 
     fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
-        let Some(rows) = self.histories[from.0 as usize].get(..n_rows as usize) else {
-            return Err(StageError::InvalidBatch(format!("sequence {} holds fewer than {n_rows} rows", from.0)));
+        self.part(to, n_rows)?;
+        let state = self.save(from, n_rows)?;
+        self.restore_state(to, &state, n_rows)
+    }
+
+    fn save(&mut self, seq: SeqId, n_rows: u32) -> Result<Vec<u8>, StageError> {
+        let i = seq.0 as usize;
+        if self.shape.prefix_step == 0 {
+            return Err(StageError::Unsupported("part a sequence"));
+        }
+        let Some(rows) = self.histories[i].get(..n_rows as usize) else {
+            return Err(StageError::InvalidBatch(format!("sequence {i} holds fewer than {n_rows} rows")));
         };
-        self.histories[to.0 as usize] = rows.to_vec();
-        self.count_rows();
-        Ok(())
+        let numbers = [i32::from(self.followed[i]), self.read[i] as i32].into_iter().chain(rows.iter().copied());
+        Ok(numbers.flat_map(i32::to_le_bytes).collect())
+    }
+
+    fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError> {
+        self.part(seq, n_rows)?;
+        self.restore_state(seq, state, n_rows)
     }
 
     fn n_rows(&self, seq: SeqId) -> u32 {

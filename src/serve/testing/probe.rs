@@ -36,6 +36,8 @@ pub enum Fault {
     ShortDraft,
     /// `StageError::Engine` when part of a sequence is to be dropped.
     Truncate,
+    /// `StageError::Engine` when rows are to be copied or restored.
+    Part,
 }
 
 impl Fault {
@@ -45,6 +47,7 @@ impl Fault {
             Self::KvFull | Self::Engine | Self::Panic | Self::Nan | Self::ShortOutput => Place::Forward,
             Self::Draft | Self::DraftNan | Self::ShortDraft => Place::Draft,
             Self::Truncate => Place::Truncate,
+            Self::Part => Place::Part,
         }
     }
 }
@@ -54,6 +57,7 @@ pub(super) enum Place {
     Forward,
     Draft,
     Truncate,
+    Part,
 }
 
 /// One call of an engine that drafts.

@@ -2,11 +2,13 @@
 
 mod answers;
 mod batching;
+mod deadlines;
 mod draft_faults;
 mod faults;
 mod grammar;
 mod lifecycle;
 mod paths;
+mod prefixes;
 mod speculation;
 
 use std::{sync::Arc, thread::JoinHandle};
@@ -74,7 +76,12 @@ impl House {
 }
 
 fn roomy() -> ServeOptions {
-    ServeOptions { ctx_per_request: Some(u32::MAX), max_queue: Some(1000), ..ServeOptions::default() }
+    ServeOptions {
+        ctx_per_request: Some(u32::MAX),
+        max_queue: Some(1000),
+        step_tokens: Some(u32::MAX),
+        ..ServeOptions::default()
+    }
 }
 
 /// A greedy request.

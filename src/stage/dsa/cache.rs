@@ -93,4 +93,37 @@ impl Cache {
         }
         Ok(())
     }
+
+    /// Appends the first `n_rows` positions of a sequence to `state`, layer by layer.
+    pub(super) fn save(&self, seq: u32, n_rows: u32, state: &mut Vec<u8>) -> Result<(), GgmlError> {
+        let (first, n) = (seq as usize * self.n_ctx_seq, n_rows as usize);
+        for (leaf, bytes) in self.parts() {
+            leaf.read(first * bytes, n * bytes, state)?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the first `n_rows` positions of a sequence with those of `state`, which [`save`](Self::save) has
+    /// written of `saved` positions.
+    pub(super) fn restore(&mut self, seq: u32, n_rows: u32, state: &[u8], saved: u32) -> Result<(), GgmlError> {
+        let (first, n, mut at) = (seq as usize * self.n_ctx_seq, n_rows as usize, 0);
+        let (row_bytes, key_bytes) = (self.row_bytes, self.key_bytes);
+        for layer in &mut self.layers {
+            let rows = std::iter::once((&mut layer.rows, row_bytes));
+            for (leaf, bytes) in rows.chain(layer.keys.as_mut().map(|keys| (keys, key_bytes))) {
+                let part = state.get(at..at + n * bytes).ok_or(GgmlError::Alloc("rows of a saved sequence"))?;
+                leaf.write(first * bytes, part)?;
+                at += saved as usize * bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tensors with the bytes of one position.
+    fn parts(&self) -> impl Iterator<Item = (&Leaf, usize)> {
+        self.layers.iter().flat_map(|layer| {
+            let rows = std::iter::once((&layer.rows, self.row_bytes));
+            rows.chain(layer.keys.as_ref().map(|keys| (keys, self.key_bytes)))
+        })
+    }
 }

@@ -19,13 +19,14 @@ mod options;
 mod out;
 mod run;
 mod spans;
+mod state;
 #[cfg(test)]
 mod tests;
 mod weights;
 
 use super::{
-    Announcer, Boundary, DraftRow, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput, StageOutput,
-    StageShape, TopK,
+    Announcer, Boundary, DraftRow, Pieces, SeqId, SpanDecision, StageBatch, StageEngine, StageError, StageInput,
+    StageOutput, StageShape, TopK,
 };
 use crate::{
     ggml::{Arena, Computer},
@@ -41,6 +42,15 @@ pub use options::{DraftAttention, DsaStageError, DsaStageOptions};
 use out::Out;
 use std::sync::Arc;
 use weights::Weights;
+
+/// Rows from which ggml's attention takes the rows of a pass in tiles, which rounds otherwise than one by one.
+const TILE: u32 = 64;
+
+/// How prompts are cut. From a tile's rows on a row comes out alike whatever the size of its piece, as long as the rows
+/// that attend to everything, at most top-k of them, fill tiles too. Where they do not, every piece has the same size.
+fn pieces(top_k: u32, n_batch: u32) -> Pieces {
+    Pieces { unit: TILE, most: if top_k.is_multiple_of(TILE) { n_batch.max(TILE) } else { TILE } }
+}
 
 /// Whether models of this architecture run here.
 pub fn serves(arch: &str) -> bool {
@@ -87,6 +97,7 @@ impl DsaStage {
         let dims = Dims::new(&config);
         let weights = Weights::load(files, &config)?;
         let n_batch = options.n_batch.max(options.n_seq_max);
+        let has_draft_head = weights.mtp.is_some() && options.drafts.is_some();
         let shape = StageShape {
             layers: range,
             layer_count,
@@ -96,7 +107,9 @@ impl DsaStage {
             n_ctx_seq: options.n_ctx_seq,
             n_seq_max: options.n_seq_max,
             n_batch,
-            drafts: weights.mtp.is_some() && options.drafts.is_some(),
+            drafts: has_draft_head,
+            pieces: pieces(config.top_k, n_batch),
+            prefix_step: if has_draft_head { mtp::STEP } else { 1 },
         };
         let full: Vec<bool> = weights.layers.iter().map(|(_, layer)| layer.indexer.is_some()).collect();
         let cache = Cache::new(&dims, options.cache_type.ggml(), &full, options.n_seq_max, options.n_ctx_seq)?;
@@ -260,6 +273,18 @@ impl StageEngine for DsaStage {
         self.rows_held[to.0 as usize] = n_rows;
         self.tell_rows();
         Ok(())
+    }
+
+    fn save(&mut self, seq: SeqId, n_rows: u32) -> Result<Vec<u8>, StageError> {
+        super::check_held(seq, n_rows, self.n_rows(seq), &self.shape)?;
+        self.save_rows(seq, n_rows).map_err(|error| StageError::Engine(error.to_string()))
+    }
+
+    fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError> {
+        self.truncate(seq, 0)?;
+        let restored = self.restore_rows(seq, state, n_rows);
+        self.tell_rows();
+        restored
     }
 
     fn n_rows(&self, seq: SeqId) -> u32 {

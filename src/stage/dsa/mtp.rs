@@ -25,12 +25,14 @@ use std::collections::VecDeque;
 const WAITING_MAX: usize = 8;
 /// Hidden rows kept of a sequence, so that a rejected draft can be dropped: more than any verify window.
 const RECENT_MAX: usize = 32;
+/// Positions between two at which the head's state can be gone back to, whatever came behind.
+pub(super) const STEP: u32 = 16;
 /// Operations of the block besides attention, generously.
 const OPS: usize = 160;
 
 /// State of the draft head.
 pub(super) struct Drafts {
-    cache: Cache,
+    pub(super) cache: Cache,
     attention: DraftAttention,
     n_embd: usize,
     followers: Vec<Follower>,
@@ -39,37 +41,63 @@ pub(super) struct Drafts {
 
 /// How far the block has followed one sequence.
 #[derive(Clone, Default)]
-struct Follower {
+pub(super) struct Follower {
     /// Positions whose cache row is computed.
-    rows: u32,
+    pub(super) rows: u32,
     /// Token of the last of them while only a draft has seen it.
     ahead: Option<i32>,
     /// Positions behind `rows`: token, and hidden row of the position before.
-    waiting: Vec<(i32, Vec<f32>)>,
+    pub(super) waiting: Vec<(i32, Vec<f32>)>,
     /// Hidden rows of the latest positions, ascending.
     recent: VecDeque<(u32, Vec<f32>)>,
+    /// Hidden rows of the last position of each [`STEP`], from the first on: where a sequence may be parted.
+    pub(super) marks: Vec<Vec<f32>>,
 }
 
 impl Follower {
+    /// One whose first `rows` cache rows are there.
+    pub(super) fn at(rows: u32) -> Self {
+        Self { rows, ..Self::default() }
+    }
+
     fn end(&self) -> u32 {
         self.rows + self.waiting.len() as u32
     }
 
-    /// The hidden row of `pos`; zeros when it is not known (the first position, or a sequence cut far back). A wrong row
-    /// costs a guess, never an answer.
+    /// The hidden row of `pos`; zeros when it is not known (the first position, or a sequence cut far back between two
+    /// marks). A wrong row costs a guess, never an answer.
     fn hidden_at(&self, pos: Option<u32>, n_embd: usize) -> Vec<f32> {
-        let found = pos.and_then(|pos| self.recent.iter().find(|(at, _)| *at == pos));
-        found.map_or_else(|| vec![0.0; n_embd], |(_, hidden)| hidden.clone())
+        let recent = |pos: u32| self.recent.iter().find(|(at, _)| *at == pos).map(|(_, hidden)| hidden);
+        let marked = |pos: u32| self.marks.get((pos / STEP) as usize).filter(|_| is_mark(pos));
+        let found = pos.and_then(|pos| recent(pos).or_else(|| marked(pos)));
+        found.map_or_else(|| vec![0.0; n_embd], Vec::clone)
     }
 
-    fn truncate(&mut self, n_keep: u32) {
+    /// Keeps the hidden row of `pos`, the newest position.
+    fn remember(&mut self, pos: u32, hidden: &[f32]) {
+        if is_mark(pos) && self.marks.len() == (pos / STEP) as usize {
+            self.marks.push(hidden.to_vec());
+        }
+        if self.recent.len() == RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((pos, hidden.to_vec()));
+    }
+
+    pub(super) fn truncate(&mut self, n_keep: u32) {
         if n_keep < self.rows {
             self.rows = n_keep;
             self.ahead = None;
         }
         self.waiting.truncate(n_keep.saturating_sub(self.rows) as usize);
         self.recent.retain(|(pos, _)| *pos < n_keep);
+        self.marks.truncate((n_keep / STEP) as usize);
     }
+}
+
+/// Whether a hidden row is kept as long as the sequence: the last one of a step.
+fn is_mark(pos: u32) -> bool {
+    pos % STEP == STEP - 1
 }
 
 impl Drafts {
@@ -105,10 +133,22 @@ impl Drafts {
                     follower.waiting.push((*token, before));
                 }
             }
-            if follower.recent.len() == RECENT_MAX {
-                follower.recent.pop_front();
-            }
-            follower.recent.push_back((pos, row.to_vec()));
+            follower.remember(pos, row);
+        }
+    }
+
+    /// What is known of the first `n_rows` positions of a sequence; `None` when it was not followed that far.
+    pub(super) fn followed(&self, seq: SeqId, n_rows: u32) -> Option<Follower> {
+        let follower = self.followers.get(seq.0 as usize).filter(|follower| follower.end() >= n_rows)?;
+        let mut follower = follower.clone();
+        follower.truncate(n_rows);
+        Some(follower)
+    }
+
+    /// Makes `follower` what is known of a sequence; its cache rows are there already.
+    pub(super) fn adopt(&mut self, seq: SeqId, follower: Follower) {
+        if let Some(place) = self.followers.get_mut(seq.0 as usize) {
+            *place = follower;
         }
     }
 
@@ -129,9 +169,7 @@ impl Drafts {
         let mut follower = self.followers.get(from.0 as usize).cloned().unwrap_or_default();
         follower.truncate(n_rows);
         self.cache.copy(from.0, to.0, follower.rows)?;
-        if let Some(place) = self.followers.get_mut(to.0 as usize) {
-            *place = follower;
-        }
+        self.adopt(to, follower);
         Ok(())
     }
 }

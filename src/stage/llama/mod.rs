@@ -3,6 +3,7 @@
 //! `virtual_gguf` turns the fragments of a range into a model that llama.cpp can load; `embedder` feeds the first
 //! stage; [`crate::llama::Context`] captures the last layer's rows where the range ends before the output head.
 
+mod attention;
 mod checks;
 mod embedder;
 mod groups;
@@ -18,6 +19,7 @@ use crate::{
     llama::{Context, ContextOptions, KvType, LlamaError, LlamaText, Model, ModelOptions, Threadpool},
     package::StageFiles,
 };
+use attention::Attention;
 pub use checks::CheckError;
 use embedder::Embedder;
 use passes::Pass;
@@ -175,6 +177,7 @@ impl LlamaStage {
         // Every lane must get a row into a pass, and every row of a stage that hands rows on is an output.
         let n_batch = options.n_batch.max(options.n_seq_max);
         let n_outputs_max = if owns_output { LOGITS_ROWS.clamp(options.n_seq_max, n_batch) } else { n_batch };
+        let attention = Attention::of(options);
         let context = Context::new(
             Arc::new(model),
             pool,
@@ -185,10 +188,12 @@ impl LlamaStage {
                 n_outputs_max,
                 cache_type_k: options.cache_type_k,
                 cache_type_v: options.cache_type_v,
+                flash_attention: attention != Attention::Plain,
                 capture_layer: (!owns_output).then(|| range.len() - 1),
             },
         )?;
         let model = context.model();
+        let can_forget = !model.is_recurrent_or_hybrid();
         let shape = StageShape {
             layers: range,
             layer_count,
@@ -199,8 +204,9 @@ impl LlamaStage {
             n_seq_max: options.n_seq_max,
             n_batch,
             drafts: false,
+            pieces: attention.pieces(n_batch),
+            prefix_step: u32::from(can_forget),
         };
-        let can_forget = !model.is_recurrent_or_hybrid();
         let rows_held = vec![0; options.n_seq_max as usize];
         let (pass, output) = (Pass::default(), Vec::new());
         let max_outputs = if owns_output { n_outputs_max as usize } else { usize::MAX };
@@ -210,6 +216,17 @@ impl LlamaStage {
     /// The model's vocabulary; `None` for a stage that does not own the output, which is loaded without one.
     pub fn text(&self) -> Option<LlamaText> {
         self.shape.owns_output().then(|| LlamaText::new(self.context.model().clone()))
+    }
+
+    /// What llama.cpp saves of a model with sliding windows lacks the rows that have left the window, so that nothing but
+    /// the very end could be gone on from.
+    fn check_can_save(&self) -> Result<(), StageError> {
+        match self.can_forget && !self.context.model().has_sliding_window() {
+            true => Ok(()),
+            false => Err(StageError::Unsupported(
+                "save part of a sequence of a model with recurrent state or sliding windows",
+            )),
+        }
     }
 
     fn check(&self, batch: &StageBatch<'_>) -> Result<(), StageError> {
@@ -261,14 +278,48 @@ impl StageEngine for LlamaStage {
     fn copy(&mut self, from: SeqId, to: SeqId, n_rows: u32) -> Result<(), StageError> {
         let held = self.n_rows(from);
         super::check_copy((from, to), n_rows, held, &self.shape)?;
-        self.forget(to, 0)?;
-        self.rows_held[to.0 as usize] = 0;
-        if n_rows > 0 {
-            self.context.copy(from.0, to.0).map_err(|e| StageError::Engine(e.to_string()))?;
-            self.rows_held[to.0 as usize] = held;
-            self.truncate(to, n_rows)?;
+        self.truncate(to, 0)?;
+        if n_rows == 0 {
+            return Ok(());
         }
-        Ok(())
+        if self.check_can_save().is_ok() {
+            let state = self.save(from, n_rows)?;
+            return self.restore(to, &state, n_rows);
+        }
+        // llama.cpp copies before it computes next, not now. That goes well as long as nothing else writes into the cache
+        // in between, and `restore` is the only one that could.
+        self.context.copy(from.0, to.0).map_err(|e| StageError::Engine(e.to_string()))?;
+        self.rows_held[to.0 as usize] = held;
+        self.truncate(to, n_rows)
+    }
+
+    /// How many rows are asked for and how many the sequence holds, then llama.cpp's own state of all of them.
+    fn save(&mut self, seq: SeqId, n_rows: u32) -> Result<Vec<u8>, StageError> {
+        let held = self.n_rows(seq);
+        super::check_held(seq, n_rows, held, &self.shape)?;
+        self.check_can_save()?;
+        let mut state = [n_rows, held].map(u32::to_le_bytes).concat();
+        self.context.save(seq.0, &mut state).map_err(|e| StageError::Engine(e.to_string()))?;
+        Ok(state)
+    }
+
+    fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError> {
+        super::check_seq(seq, &self.shape)?;
+        self.check_can_save()?;
+        self.truncate(seq, 0)?;
+        let Some((&[a, b, c, d, e, f, g, h], state)) = state.split_first_chunk() else {
+            return Err(StageError::InvalidBatch("a state without a beginning".into()));
+        };
+        let (saved, held) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+        if n_rows > saved || saved > held || held > self.shape.n_ctx_seq {
+            return Err(StageError::InvalidBatch(format!("restore {n_rows} rows of a state that holds {saved}")));
+        }
+        if let Err(error) = self.context.restore(seq.0, state) {
+            self.forget(seq, 0)?;
+            return Err(StageError::InvalidBatch(error.to_string()));
+        }
+        self.rows_held[seq.0 as usize] = held;
+        self.truncate(seq, n_rows)
     }
 
     fn n_rows(&self, seq: SeqId) -> u32 {
