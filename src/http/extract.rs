@@ -2,17 +2,23 @@
 //!
 //! axum's own extractor answers wrong types with a plain-text 422; here they are a 400 that names the field.
 
+use std::time::Duration;
+
 use axum::{
     body::Bytes,
     extract::{FromRequest, Request},
     http::{HeaderMap, StatusCode, header},
 };
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::error::{ApiError, ErrorCode};
 
 /// Bodies up to this long are parsed on the request's own task; longer ones would hold up the others of its thread.
 const INLINE_BYTES: usize = 256 << 10;
+
+/// Time for a whole body: what comes more slowly than 32 MiB over a poor line will not come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A request body of type `T`, sent as JSON.
 #[derive(Debug)]
@@ -23,18 +29,25 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Ap
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         check_headers(request.headers())?;
-        let body = Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                ApiError::new(ErrorCode::TooLarge, "the request body is larger than this server accepts")
-            }
-            _ => ApiError::new(ErrorCode::JsonParse, "the request body ended early"),
-        })?;
+        let body = read(request, state, BODY_TIMEOUT).await?;
         if body.len() <= INLINE_BYTES {
             return parse(&body).map(Self);
         }
         let parsed = tokio::task::spawn_blocking(move || parse(&body)).await;
         parsed.map_err(|_| ApiError::panicked())?.map(Self)
     }
+}
+
+/// The whole body, if it comes in time.
+async fn read<S: Send + Sync>(request: Request, state: &S, limit: Duration) -> Result<Bytes, ApiError> {
+    let late = format!("the request body did not arrive within {} s", limit.as_secs());
+    let body = timeout(limit, Bytes::from_request(request, state)).await;
+    body.map_err(|_| ApiError::new(ErrorCode::JsonParse, late))?.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            ApiError::new(ErrorCode::TooLarge, "the request body is larger than this server accepts")
+        }
+        _ => ApiError::new(ErrorCode::JsonParse, "the request body ended early"),
+    })
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -114,6 +127,16 @@ mod tests {
     fn message<T: DeserializeOwned + std::fmt::Debug>(body: &[u8]) -> String {
         let error = parse::<T>(body).unwrap_err();
         serde_json::to_value(error.into_envelope()).unwrap()["error"]["message"].as_str().unwrap().to_owned()
+    }
+
+    /// A client that begins a body and stands still holds its connection for a while only.
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_given_up() {
+        let begun = tokio_stream::once(Ok::<_, std::convert::Infallible>(Bytes::from_static(b"{")));
+        let body = tokio_stream::StreamExt::chain(begun, tokio_stream::pending());
+        let request = Request::new(axum::body::Body::from_stream(body));
+        let error = read(request, &(), Duration::ZERO).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::JsonParse);
     }
 
     #[derive(Debug, serde::Deserialize)]

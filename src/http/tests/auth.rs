@@ -56,12 +56,11 @@ async fn every_key_opens_in_either_header() {
 #[tokio::test]
 async fn a_refused_body_is_not_read() {
     let app = locked(HttpOptions::default());
-    let endless = futures_of_nothing();
-    app.send(post("/v1/completions", endless)).await.assert_error(401, "invalid_api_key", "");
+    app.send(post("/v1/completions", never())).await.assert_error(401, "invalid_api_key", "");
 }
 
 /// A body that never comes.
-fn futures_of_nothing() -> Body {
+fn never() -> Body {
     Body::from_stream(tokio_stream::pending::<Result<Bytes, std::convert::Infallible>>())
 }
 

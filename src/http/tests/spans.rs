@@ -3,15 +3,19 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
 use tracing::{
-    Subscriber,
+    Dispatch, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
+    subscriber::DefaultGuard,
 };
-use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt as _};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt as _},
+};
 
 use super::*;
 use crate::telemetry::spans::TARGET;
@@ -60,10 +64,20 @@ fn fields<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> BTreeMap<S
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
+/// Sends what this thread does to `layer`.
+///
+/// While a process has only one dispatcher, `tracing` asks the thread that comes to a span first whether anybody wants it, and
+/// remembers the answer; that may be a thread of another test, without any. With two it asks both.
+fn subscribe(layer: impl Layer<Registry> + Send + Sync) -> DefaultGuard {
+    static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
+    LazyLock::force(&SECOND);
+    tracing::subscriber::set_default(tracing_subscriber::registry().with(layer))
+}
+
 #[tokio::test]
 async fn a_span_has_the_attributes_of_the_conventions_and_no_text() {
     let seen = Seen::default();
-    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(seen.clone()));
+    let _guard = subscribe(seen.clone());
     let app = App::new();
     let mut common = fields([
         ("request.id", "trace-me"),
@@ -101,7 +115,7 @@ async fn a_span_has_the_attributes_of_the_conventions_and_no_text() {
 #[tokio::test]
 async fn failures_have_a_type_and_only_ours_are_errors() {
     let seen = Seen::default();
-    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(seen.clone()));
+    let _guard = subscribe(seen.clone());
     let app = App::new();
     app.complete(json!({"n": 0})).await;
     let span = seen.take();
@@ -161,7 +175,7 @@ mod export {
     async fn spans_reach_a_collector() {
         let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let export = Export::start(&format!("http://{}", collector.local_addr().unwrap())).unwrap();
-        let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(export.layer()));
+        let guard = subscribe(export.layer());
         let app = App::new();
         let mut request = post("/v1/completions", request(json!({"prompt": "SECRET"})).to_string());
         let parent = "00-0123456789abcdef0123456789abcdef-00f067aa0ba902b7-01";
