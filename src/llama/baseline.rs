@@ -26,6 +26,8 @@ pub struct BaselineOptions {
     pub n_threads: u32,
     /// 32-bit KV cache and no flash attention, for comparisons that must not round.
     pub exact: bool,
+    /// Flash attention, which is llama.cpp's own choice.
+    pub flash_attention: bool,
 }
 
 /// A model and a context made by llama.cpp's own loader from an ordinary GGUF file.
@@ -72,6 +74,8 @@ impl Baseline {
             if options.exact {
                 params.type_k = sys::GGML_TYPE_F32;
                 params.type_v = sys::GGML_TYPE_F32;
+            }
+            if options.exact || !options.flash_attention {
                 params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
             }
             sys::llama_init_from_model(model.as_ptr(), params)

@@ -4,8 +4,8 @@
 //! Request handlers hold a [`ServeHandle`]; they hand in a [`GenerateRequest`] and receive [`Event`]s over a channel
 //! whose sending side never waits. Dropping the receiver cancels the request, queued or running.
 //!
-//! Each step the thread composes a batch anew: every decoding lane puts in one row, and the rows left go to the
-//! prompts being read, evenly, and to drafts. A request is admitted, first come first served, when a lane is free and the KV rows it
+//! Each step the thread composes a batch anew: every decoding lane puts in one row, and other rows go to the prompts being
+//! read, in turns, and to drafts. Prompts begin with rows of earlier requests where there are some. A request is admitted, first come first served, when a lane is free and the KV rows it
 //! can need at most are not promised to others; so no request can overflow a neighbour.
 //!
 //! Where the engine has a draft head, a lane puts in its chosen token and a guess of the one after it. The next token is

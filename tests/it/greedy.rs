@@ -3,8 +3,8 @@
 //! Batching changes nothing here, because each sequence has its own KV stream and a prompt is computed apart from its
 //! neighbours (see `stage/llama/groups.rs`), and because every matrix product of this model treats its rows one by one.
 //! Where that does not hold, batching may round differently: ggml multiplies F32, F16, BF16, Q8_0 and repacked Q4_0 or
-//! Q4_K weights with other kernels for several rows than for one, and attends to 512 KV rows and more with a kernel that
-//! cuts them between threads when one sequence decodes alone.
+//! Q4_K weights with other kernels for several rows than for one. Attention is computed without flash kernels, on both sides
+//! here: theirs depend on neighbours (`stage/llama/attention.rs`).
 
 use crate::support::{RealModel, TestPackage, package_of};
 use skippy_stage::{
@@ -67,6 +67,7 @@ fn expected(prompts: &[Vec<i32>], together: usize) -> Vec<Vec<i32>> {
         n_seq_max: together as u32,
         n_threads: 1,
         exact: false,
+        flash_attention: false,
     };
     let mut plain = Baseline::load(&RealModel::SmolLm2.path(), &options).unwrap();
     prompts.chunks(together).flat_map(|group| plain.generate(group, TOKENS as usize).unwrap().tokens).collect()

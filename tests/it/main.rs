@@ -31,6 +31,8 @@ mod parity;
 #[cfg(feature = "engine")]
 mod pieces;
 #[cfg(feature = "engine")]
+mod prefixes;
+#[cfg(feature = "engine")]
 mod sampling;
 #[cfg(feature = "engine")]
 mod serve_cli;

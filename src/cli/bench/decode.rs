@@ -122,6 +122,7 @@ fn measure(args: &DecodeArgs, lanes: u32, runtime: &tokio::runtime::Runtime) -> 
             n_seq_max: lanes,
             n_threads: config.threads,
             exact: false,
+            flash_attention: true,
         },
     )?;
     let prompts: Vec<Vec<i32>> = (0..lanes)

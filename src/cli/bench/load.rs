@@ -158,6 +158,7 @@ fn plain(args: &LoadArgs) -> anyhow::Result<Baseline> {
             n_seq_max: 1,
             n_threads: 2,
             exact: false,
+            flash_attention: true,
         },
     )?)
 }

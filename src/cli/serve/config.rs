@@ -148,6 +148,9 @@ pub struct ServeFlags {
     /// Seconds that one generation may take, waiting included, 0 for any [default: 0]
     #[arg(long, env = "SKIPPY_REQUEST_TIMEOUT", value_name = "SECONDS")]
     pub request_timeout: Option<u32>,
+    /// Tokens of prompts that are read in one step while others generate; by measured times by default
+    #[arg(long, env = "SKIPPY_STEP_TOKENS", value_name = "TOKENS")]
+    pub step_tokens: Option<u32>,
     /// MiB of memory that hold finished requests, for prompts that begin alike, 0 for none [default: 256]
     #[arg(long, env = "SKIPPY_PREFIX_CACHE_MIB", value_name = "MIB")]
     pub prefix_cache_mib: Option<u32>,
@@ -244,6 +247,9 @@ pub struct ServeConfig {
     pub idle_timeout: u32,
     /// Seconds that one generation may take.
     pub request_timeout: u32,
+    /// Tokens of prompts read beside generating requests; `None` for as many as measured times allow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_tokens: Option<u32>,
     /// MiB of memory that hold finished requests.
     pub prefix_cache_mib: u32,
     /// Seconds without a sign of life after which probes fail.
@@ -341,7 +347,7 @@ impl ServeFlags {
         let models = if self.models.is_empty() { file.models } else { self.models };
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
             threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, api_key, api_key_file,
-            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, otlp_endpoint, speculative_strategy; strategy_from_file, models)
+            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, step_tokens, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, otlp_endpoint, speculative_strategy; strategy_from_file, models)
     }
 
     /// Fills in defaults and checks ranges.
@@ -404,6 +410,7 @@ impl ServeFlags {
             keepalive: self.keepalive.unwrap_or(15),
             idle_timeout: self.idle_timeout.unwrap_or(90),
             request_timeout: self.request_timeout.unwrap_or(0),
+            step_tokens: self.step_tokens.map(|n| within("step-tokens", n, 1, u32::MAX)).transpose()?,
             prefix_cache_mib: within(
                 "prefix-cache-mib",
                 self.prefix_cache_mib.unwrap_or(PREFIX_CACHE_MIB),

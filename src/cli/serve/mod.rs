@@ -169,7 +169,7 @@ fn serve_options(config: &ServeConfig) -> ServeOptions {
         max_queue: config.max_queue,
         ctx_per_request: config.ctx_size,
         request_timeout: above_zero(config.request_timeout),
-        step_tokens: None,
+        step_tokens: config.step_tokens,
         prefix_cache_bytes: u64::from(config.prefix_cache_mib) << 20,
     }
 }
