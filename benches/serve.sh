@@ -2,7 +2,7 @@
 # Measures `skippy-stage serve` against llama-server: the same model file, threads, lanes, context and cache type, both
 # with their defaults otherwise, in turns. Extra arguments go to `skippy-stage bench serve`.
 #
-#   benches/serve.sh [--rounds 5] [--streams 1,4,16] [--json] ...
+#   benches/serve.sh [--rounds 6] [--streams 1,4,16] [--json] ...
 #
 # LANES, CTX (tokens of one request) and THREADS change both servers, OURS and THEIRS hold more flags of each.
 

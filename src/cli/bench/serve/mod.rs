@@ -40,8 +40,8 @@ pub struct ServeArgs {
     /// Tokens to generate for each request
     #[arg(long, default_value_t = 128)]
     tokens: usize,
-    /// Rounds of both servers
-    #[arg(long, default_value_t = 5)]
+    /// Rounds of both servers; an even number lets each go first as often
+    #[arg(long, default_value_t = 6)]
     rounds: usize,
     /// Leave out `--streams` x `--prompt`
     #[arg(long)]
@@ -160,9 +160,10 @@ async fn measure(args: &ServeArgs, tests: &[Test]) -> anyhow::Result<Report> {
         targets.push(Target::new(peer, model).await?);
     }
     // What is made on first use is made now.
+    let most = args.streams.iter().copied().max().unwrap_or(1);
+    let mut wakings = Prompts::new(args.seed);
     for target in &targets {
-        let warm_up = load::Load { streams: args.streams.iter().copied().max().unwrap_or(1), words: 8, tokens: 8 };
-        warm_up.round(target, &mut Prompts::new(0)).await?;
+        load::Load { streams: most, words: 8, tokens: 8 }.round(target, &mut wakings).await?;
     }
     let mut compared = Vec::new();
     for (place, test) in (0..).zip(tests) {
@@ -173,6 +174,8 @@ async fn measure(args: &ServeArgs, tests: &[Test]) -> anyhow::Result<Report> {
             let mut turn: Vec<usize> = (0..targets.len()).collect();
             turn.rotate_left(round as usize % targets.len());
             for side in turn {
+                // The first pass of a server that has been idle takes twice as long: its weights have left the caches.
+                load::Load { streams: 1, words: 8, tokens: 8 }.round(&targets[side], &mut wakings).await?;
                 rounds[side].push(test.round(&targets[side], &mut Prompts::new(seed)).await?);
             }
         }
