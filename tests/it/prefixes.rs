@@ -100,7 +100,8 @@ fn hot_is_cold(package: &Path, split: &[u32], plainly: bool, step: u32) {
                 reused += usize::from(usage.cached_tokens > 0);
             }
         }
-        assert!(reused >= 2 * prompts.len() - 2, "{reused} of {}", 2 * prompts.len());
+        // In the second round every prompt finds its own rows; in the first, beginnings may be shorter than a step.
+        assert!(reused >= prompts.len(), "{reused} of {}", 2 * prompts.len());
     }
 }
 
