@@ -1,7 +1,7 @@
 //! Who gets how many rows of the next step, and the rows themselves.
 
 use crate::{
-    serve::lane::Lane,
+    serve::{lane::Lane, pace::Pace},
     stage::{DraftRow, Pieces, Row, SeqId, Span, StageError},
 };
 
@@ -28,17 +28,18 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Shares out the rows of a step: one for each decoding lane; then pieces of prompts, taking turns, `beside` rows of
-    /// them where lanes decode; then drafts, lane by lane, while there is room. There are never more lanes than rows in a
+    /// Shares out the rows of a step: one for each decoding lane; then pieces of prompts, taking turns, as many rows
+    /// as `pace` allows where lanes decode; then drafts, lane by lane, while there is room. There are never more lanes than rows in a
     /// batch, so every decoding lane and at least one prompt move on with every step, and a draft never takes a row from
     /// either.
-    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, pieces: Pieces, beside: u32) {
+    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, pieces: Pieces, pace: &Pace) {
         self.needs.clear();
         let need = |lane: &Lane| (lane.prompt_need(), lane.piece_limit());
         self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or((0, 0), need)));
         self.decoding = lanes.iter().flatten().filter(|lane| lane.decodes()).count();
         let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
-        let wish = if self.decoding > 0 { beside } else { budget };
+        let waiting = self.needs.iter().filter(|(need, _)| *need > 0).count();
+        let wish = if self.decoding > 0 { pace.rows(waiting, self.decoding) } else { budget };
         let share = Share { budget, wish, pieces };
         self.first_prompt = share.grant(&self.needs, self.first_prompt, &mut self.grants);
         let room = budget.saturating_sub(self.grants.iter().sum());

@@ -4,6 +4,10 @@
 //! long as the generating lanes take themselves: then no gap between two tokens becomes twice as long, however long a
 //! prompt arrives. Where a pass is bound by reading the weights, that is many rows, where it is bound by arithmetic, few;
 //! so it is measured. How a prompt is cut changes no result (see [`Pieces`]).
+//!
+//! Where more requests wait for their prompts than generate, prompts get more in proportion: the step then takes about as
+//! long as it will once all of them generate, so that a burst is read without pauses longer than those to come, and the
+//! many do not wait for the few.
 
 use crate::stage::Pieces;
 use std::time::Duration;
@@ -19,19 +23,23 @@ pub(super) struct Pace {
     pieces: Pieces,
     /// What the operator wants instead.
     fixed: Option<u32>,
-    rows: u32,
+    /// Rows of prompts that take as long as aimed for, not yet rounded.
+    rows: f64,
     /// Seconds of a step without prompts, by the lanes that generate in it; 0 where none was seen.
     alone: Vec<f64>,
 }
 
 impl Pace {
     pub(super) fn new(pieces: Pieces, lanes: u32, fixed: Option<u32>) -> Self {
-        Self { pieces, fixed, rows: pieces.unit, alone: vec![0.0; lanes as usize + 1] }
+        Self { pieces, fixed, rows: f64::from(pieces.unit), alone: vec![0.0; lanes as usize + 1] }
     }
 
-    /// Rows of prompts beside generating lanes.
-    pub(super) fn rows(&self) -> u32 {
-        self.fixed.unwrap_or(self.rows)
+    /// Rows of prompts beside `generating` lanes, while `waiting` lanes have not read theirs.
+    pub(super) fn rows(&self, waiting: usize, generating: usize) -> u32 {
+        let scale = (waiting as f64 / generating.max(1) as f64).max(1.0);
+        let rows = (self.rows * scale).min(f64::from(self.pieces.most)) as u32;
+        let unit = self.pieces.unit.max(1);
+        self.fixed.unwrap_or((rows / unit * unit).max(unit))
     }
 
     /// A step with rows of prompts and generating lanes took so long.
@@ -46,9 +54,8 @@ impl Pace {
         let Some(alone) = self.known(generating) else { return };
         let fitting = prompt_rows as f64 * SHARE * alone / (took - alone).max(alone * 1e-3);
         // Downwards at once, upwards step by step: one short measurement must not make a long pause.
-        let most = self.rows.saturating_add(self.pieces.unit).min(self.pieces.most);
-        let fitting = if fitting < f64::from(most) { fitting as u32 } else { most };
-        self.rows = (fitting / self.pieces.unit * self.pieces.unit).max(self.pieces.unit);
+        let unit = f64::from(self.pieces.unit);
+        self.rows = fitting.min(self.rows.max(unit) + unit).min(f64::from(self.pieces.most));
     }
 
     /// Seconds of a step in which `generating` lanes generate: as measured, or scaled from the nearest count that was.
@@ -67,6 +74,11 @@ mod tests {
 
     const PIECES: Pieces = Pieces { unit: 8, most: 512 };
 
+    /// Rows while one lane has a prompt to read.
+    fn rows(pace: &Pace) -> u32 {
+        pace.rows(1, 1)
+    }
+
     fn ms(time: f64) -> Duration {
         Duration::from_secs_f64(time / 1e3)
     }
@@ -77,10 +89,10 @@ mod tests {
         let alone = fixed + row * generating as f64;
         pace.note(0, generating, ms(alone));
         for _ in 0..100 {
-            let rows = pace.rows();
+            let rows = rows(&pace);
             pace.note(rows as usize, generating, ms(alone + fixed + row * f64::from(rows)));
         }
-        pace.rows()
+        rows(&pace)
     }
 
     #[test]
@@ -97,20 +109,33 @@ mod tests {
     fn it_grows_step_by_step_and_shrinks_at_once() {
         let mut pace = Pace::new(PIECES, 4, None);
         pace.note(8, 2, ms(5.0));
-        assert_eq!(pace.rows(), 8, "nothing is known yet");
+        assert_eq!(rows(&pace), 8, "nothing is known yet");
         pace.note(0, 2, ms(100.0));
         let grown: Vec<u32> = (0..4)
             .map(|_| {
-                let rows = pace.rows() as usize;
-                pace.note(rows, 2, ms(110.0));
-                pace.rows()
+                let before = rows(&pace) as usize;
+                pace.note(before, 2, ms(110.0));
+                rows(&pace)
             })
             .collect();
         assert_eq!(grown, [16, 24, 32, 40]);
         pace.note(40, 2, ms(900.0));
-        assert_eq!(pace.rows(), 8);
+        assert_eq!(rows(&pace), 8);
         pace.note(8, 4, ms(101.0));
-        assert_eq!(pace.rows(), 16, "four lanes were never measured: as two");
+        assert_eq!(rows(&pace), 16, "four lanes were never measured: as two");
+    }
+
+    #[test]
+    fn a_burst_of_prompts_is_not_held_up_by_one_that_generates() {
+        let (fixed, row) = (4.0, 5.0);
+        let mut pace = Pace::new(PIECES, 16, None);
+        pace.note(0, 1, ms(fixed + row));
+        for _ in 0..20 {
+            let prompts = pace.rows(15, 1);
+            pace.note(prompts as usize, 1, ms(2.0 * fixed + row + row * f64::from(prompts)));
+        }
+        assert_eq!(pace.rows(15, 1), 16, "15 prompts beside one: as long as a step of 16 that generate");
+        assert_eq!(pace.rows(1, 8), 8, "one prompt beside eight");
     }
 
     #[test]
@@ -118,6 +143,6 @@ mod tests {
         let mut pace = Pace::new(PIECES, 4, Some(256));
         pace.note(0, 2, ms(1.0));
         pace.note(256, 2, ms(900.0));
-        assert_eq!(pace.rows(), 256);
+        assert_eq!(pace.rows(9, 1), 256);
     }
 }

@@ -229,7 +229,7 @@ impl Scheduler {
 
     /// One forward pass.
     fn step(&mut self) -> Result<(), ServeError> {
-        self.batch.plan(&self.lanes, self.n_batch, self.limits.pieces, self.pace.rows());
+        self.batch.plan(&self.lanes, self.n_batch, self.limits.pieces, &self.pace);
         if let Err(error) = self.draft() {
             return self.engine_failed(error);
         }
