@@ -40,7 +40,8 @@ fn prompts(handle: &ServeHandle) -> Vec<Vec<i32>> {
     let begin = "And it came to pass in those days, that there went out a decree that all the world should be taxed. \
                  And all went to be taxed, every one into his own city. And Joseph also went up from Galilee, out of the \
                  city of Nazareth, into Judaea, unto the city of David, which is called Bethlehem; because he was of \
-                 the house and lineage of David: to be taxed with Mary his wife, being great with child. ";
+                 the house and lineage of David: to be taxed with Mary his wife, being great with child. And so it \
+                 was, that, while they were there, the days were accomplished that she should be delivered. ";
     let ends = ["And so it was", "And", "Behold, the people answered and said unto him", "And so it was, that"];
     let mut texts: Vec<String> = ends.iter().map(|end| format!("{begin}{end}")).collect();
     texts.insert(2, format!("In the beginning was the word. {}", &begin[..250]));
@@ -87,6 +88,9 @@ fn hot_is_cold(package: &Path, split: &[u32], plainly: bool, step: u32) {
     let prompts = prompts(&cold);
     let expected: Vec<Said> = prompts.iter().flat_map(|prompt| answers(&cold, [request(prompt)])).collect();
     assert!(expected.iter().all(|(_, usage)| usage.cached_tokens == 0));
+    // Else nothing could be taken over.
+    let long = |prompt: &&Vec<i32>| prompt.len() >= 2 * step as usize;
+    assert!(prompts.iter().filter(long).count() >= prompts.len() - 1, "{prompts:?}");
     drop(cold);
     // One lane: rows stay where they are, or go to host memory and back. Three: they are copied.
     for lanes in [1, 3] {
