@@ -317,10 +317,13 @@ impl Reader {
 
     fn closing(&mut self) -> bool {
         let (text, close) = (self.held.trim_start(), self.close());
-        if let Some(rest) = text.strip_prefix(close) {
-            self.held = rest.to_owned();
-        } else if close.starts_with(text) {
-            return false;
+        // Without a closing mark the blanks are left for whatever comes next.
+        if !close.is_empty() {
+            if let Some(rest) = text.strip_prefix(close) {
+                self.held = rest.to_owned();
+            } else if close.starts_with(text) {
+                return false;
+            }
         }
         self.state = State::Between;
         true

@@ -128,13 +128,14 @@ fn gbnf_and_stop_strings_on_real_tokens() {
     }
 }
 
-/// The answer goes on as the model has it where the grammar does not object.
+/// The answer goes on as the model has it where the grammar does not object. It does object to bytes that are no UTF-8, and
+/// what it takes away from the tail changes every draw a little: only the likeliest few are drawn from here.
 #[test]
 fn a_grammar_that_allows_everything_changes_nothing() {
     let server = Server::alone();
     let grammar = compile(&server, &GrammarSpec::Regex("(?s:.*)".into()));
     for (seed, prompt) in (0..).zip(server.prompts().into_iter().take(10)) {
-        let sampling = SamplingParams { temperature: 0.8, seed: Some(seed), ..SamplingParams::default() };
+        let sampling = SamplingParams { temperature: 0.8, top_k: 3, seed: Some(seed), ..SamplingParams::default() };
         let free = GenerateRequest { sampling, ignore_eos: false, ..greedy(prompt) };
         let (said, _) = server.answer(free.clone());
         assert_eq!(server.answer(GenerateRequest { grammar: grammar.clone(), ..free }).0, said);

@@ -128,6 +128,17 @@ fn what_is_no_call_was_said() {
     assert_eq!(whole(ToolFormat::Hermes, second), called("<tool_call>oops", &[("now", "{}")]));
 }
 
+/// A blank behind a call without a closing mark is kept or not whether or not it comes in the same piece.
+#[test]
+fn blanks_behind_a_call_without_a_closing_mark() {
+    for behind in [" {", "\n\nb", "  "] {
+        let text = format!("[TOOL_CALLS]now[ARGS]{{}}{behind}");
+        let reader = Reader::new(None, false, calls(ToolFormat::MistralArgs, false));
+        let (call, rest) = text.split_at(text.len() - behind.len());
+        assert_eq!(read(reader.clone(), &[call, rest]), read(reader, &[&text]), "{text:?}");
+    }
+}
+
 /// Without parallel calls those behind the first are left out.
 #[test]
 fn one_call_where_one_is_wanted() {
