@@ -18,6 +18,7 @@ pub mod kernels;
 #[cfg(feature = "engine")]
 pub mod llama;
 pub mod package;
+pub mod pipeline;
 pub mod policy;
 pub mod serve;
 pub mod spec;

@@ -60,6 +60,7 @@ pub(super) struct TokenKinds {
 /// A grammar of one request, ready to be followed. Clones are cheap and start at its beginning, each on its own.
 #[derive(Clone)]
 pub struct Grammar {
+    spec: Arc<GrammarSpec>,
     matcher: Matcher,
     kinds: Arc<TokenKinds>,
 }
@@ -95,13 +96,13 @@ impl GrammarEngine {
     /// [`GrammarError::Invalid`] or [`GrammarError::TooLarge`], both faults of who wrote it; [`GrammarError::Busy`].
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let grammar = source(spec)?;
-        let compiler = self.compiler.clone();
-        self.places.run(COMPILE_TIME, move || compiler.matcher(grammar))?
+        let (compiler, spec) = (self.compiler.clone(), Arc::new(spec.clone()));
+        self.places.run(COMPILE_TIME, move || compiler.matcher(grammar, spec))?
     }
 }
 
 impl Compiler {
-    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
+    fn matcher(&self, grammar: TopLevelGrammar, spec: Arc<GrammarSpec>) -> Result<Grammar, GrammarError> {
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
             return Err(GrammarError::Invalid(explained(&error)));
@@ -116,7 +117,7 @@ impl Compiler {
         if let Some(warning) = matcher.grammar_warnings().first() {
             return Err(GrammarError::Invalid(first_line(warning)));
         }
-        Ok(Grammar { matcher, kinds: self.kinds.clone() })
+        Ok(Grammar { spec, matcher, kinds: self.kinds.clone() })
     }
 }
 
@@ -127,6 +128,11 @@ impl fmt::Debug for GrammarEngine {
 }
 
 impl Grammar {
+    /// What it was compiled from.
+    pub fn spec(&self) -> &GrammarSpec {
+        &self.spec
+    }
+
     /// Follows one answer from its beginning. With `ignore_eos` the answer goes on as long as the grammar lets it.
     pub fn start(&self, ignore_eos: bool) -> Matching {
         Matching::new(self.matcher.clone(), self.kinds.clone(), ignore_eos)

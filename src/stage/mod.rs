@@ -236,6 +236,9 @@ pub enum StageError {
     /// The engine cannot do this at all, whatever the arguments; nothing was changed.
     #[error("the engine cannot {0}")]
     Unsupported(&'static str),
+    /// A stage on another machine is lost, and with it the rows of every sequence.
+    #[error("{0}")]
+    Unavailable(String),
     /// The engine failed; the stage's state is unknown and every sequence must be dropped.
     #[error("stage failed: {0}")]
     Engine(String),
