@@ -62,6 +62,8 @@ pub struct Picked {
     pub logprob: Option<f32>,
     /// The most likely tokens at this place with their log-probabilities, most likely first.
     pub top: Vec<(i32, f32)>,
+    /// The grammar lets nothing follow.
+    pub over: bool,
 }
 
 /// What a step has brought one sequence.
@@ -169,11 +171,9 @@ pub trait Pipeline: Send {
     /// [`StageError`].
     fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError>;
 
-    /// After [`StageError::Unavailable`]: whether there is a chain again. All its sequences are empty then.
-    ///
-    /// # Errors
-    /// The stages that are there now are not those that were lost.
-    fn revive(&mut self) -> Result<bool, StageError> {
-        Ok(true)
+    /// After [`StageError::Unavailable`]: whether there is a chain again. All its sequences are empty then, and closed.
+    /// Until then nothing but `truncate` works, which has nothing to do.
+    fn revive(&mut self) -> bool {
+        true
     }
 }
