@@ -68,7 +68,8 @@ int32_t skippy_token_to_piece(
 }
 
 int32_t skippy_sample(
-        llama_sampler * chain,
+        llama_sampler * cuts,
+        llama_sampler * draw,
         const float * logits,
         int32_t n_vocab,
         llama_token_data * scratch,
@@ -86,7 +87,8 @@ int32_t skippy_sample(
             return -1;
         }
         llama_token_data_array candidates = { scratch, n, -1, false };
-        llama_sampler_apply(chain, &candidates);
+        llama_sampler_apply(cuts, &candidates);
+        llama_sampler_apply(draw, &candidates);
         if (candidates.selected < 0 || (size_t) candidates.selected >= candidates.size) {
             return -1;
         }

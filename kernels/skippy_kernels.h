@@ -61,11 +61,12 @@ int32_t skippy_token_to_piece(
         char * err,
         size_t err_len);
 
-// Fills scratch, which has room for n_vocab, from the logits of the row that are not minus infinity, and applies the
-// sampler chain to it. The chain must end in a sampler that selects. Returns the chosen token id, -1 when the chain
-// selected none or there was none to select from, or SKIPPY_EXCEPTION.
+// Fills scratch, which has room for n_vocab, from the logits of the row that are not minus infinity, and applies both
+// sampler chains to it. The second must end in a sampler that selects. Returns the chosen token id, -1 when it selected
+// none or there was none to select from, or SKIPPY_EXCEPTION.
 int32_t skippy_sample(
-        struct llama_sampler * chain,
+        struct llama_sampler * cuts,
+        struct llama_sampler * draw,
         const float * logits,
         int32_t n_vocab,
         struct llama_token_data * scratch,

@@ -1,11 +1,15 @@
 //! The stages of a model end to end: steps of several sequences go in at one end, chosen tokens come out at the other.
 //!
-//! A [`Pipeline`] is what the scheduler drives. `Local` is one engine that owns every layer, in this process; a chain
-//! over the network owns the first layers only and hands rows on. Either way the end of the pipeline, the `Tail`,
+//! A [`Pipeline`] is what the scheduler drives. [`Local`] is one engine that owns every layer, in this process; a chain
+//! over the network owns the first layers only and hands rows on. Either way the end of the pipeline, the [`Tail`],
 //! chooses tokens, verifies drafts and makes new ones, so that no row of logits ever travels.
 //!
 //! Steps are worked on in the order of their submission, and so is everything else that is asked for: a sequence that is
 //! truncated behind a step is truncated there on every stage.
+
+mod local;
+mod picker;
+mod tail;
 
 use crate::{
     grammar::{Grammar, GrammarError},
@@ -13,6 +17,9 @@ use crate::{
     text::{SamplingParams, TextError},
 };
 use std::time::Duration;
+
+pub(crate) use self::local::rewind;
+pub use self::{local::Local, tail::Tail};
 
 /// How tokens behind a sequence are chosen. Sent once, before the first row of a request.
 #[derive(Clone, Debug)]
@@ -109,6 +116,9 @@ pub enum TailError {
     /// Rows came for a sequence that was never opened.
     #[error("sequence {} was not opened", (.0).0)]
     NotOpen(SeqId),
+    /// What was computed for a draft cannot be undone.
+    #[error("the row of a rejected draft cannot be dropped: {0}")]
+    Rejected(String),
     /// A tail on another machine says so.
     #[error("{0}")]
     Remote(String),
@@ -128,9 +138,12 @@ pub trait Pipeline: Send {
 
     /// Rows are to come for a sequence: what to do behind the last layer.
     ///
+    /// Returns what is wrong with the opening itself, if that is known at once; else it is the [`Outcome::fault`] of the
+    /// first row that chooses a token.
+    ///
     /// # Errors
-    /// [`StageError`]; what is wrong with the opening itself is the [`Outcome::fault`] of its first row.
-    fn open(&mut self, opening: Opening) -> Result<(), StageError>;
+    /// [`StageError`].
+    fn open(&mut self, opening: Opening) -> Result<Option<TailError>, StageError>;
 
     /// Begins a step. A sequence that holds more rows than the first position of a span is truncated there first.
     ///

@@ -1,91 +1,123 @@
 //! Who gets how many rows of the next step, and the rows themselves.
 
 use crate::{
+    pipeline::Step,
     serve::{lane::Lane, pace::Pace},
-    stage::{DraftRow, Pieces, Row, SeqId, Span, StageError},
+    stage::Pieces,
 };
 
-/// Buffers of the step at hand; kept to be reused.
+/// Prompt rows in a step at most where several stages can work on one prompt at the same time and nobody waits for tokens:
+/// a prompt then comes in enough pieces for all of them.
+const OVERLAP_ROWS: u32 = 128;
+
+/// The step at hand; kept to be reused.
 #[derive(Default)]
 pub(super) struct Batch {
-    pub(super) tokens: Vec<i32>,
-    pub(super) rows: Vec<Row>,
-    pub(super) spans: Vec<Span>,
-    /// Lane and position of each row that returns logits, in order.
-    pub(super) outputs: Vec<(usize, u32)>,
-    /// Rows each lane gets, 0 for none.
-    pub(super) grants: Vec<u32>,
-    /// Whom to ask the draft head for, in the order of lanes.
-    pub(super) questions: Vec<DraftRow>,
-    /// Its answers, as far as they are usable.
-    answers: Vec<(SeqId, i32)>,
+    pub(super) step: Step,
+    /// What the step holds of each lane that is in it.
+    pub(super) parts: Vec<Part>,
+    /// Prompt rows each lane gets, 0 for none.
+    grants: Vec<u32>,
+    /// Lanes that put in their next token, and whether there is room for their guess.
+    windows: Vec<(usize, bool)>,
     /// Prompt rows each lane has still to read, and how many of them one step may hold.
     needs: Vec<(u32, u32)>,
     /// The lane whose prompt gets the first piece.
     first_prompt: usize,
-    /// Lanes past their prompt.
-    pub(super) decoding: usize,
+    /// Rows of prompts in the step.
+    pub(super) prompt_rows: usize,
+    /// Rows of drafts in the step.
+    pub(super) drafts: usize,
+}
+
+/// What a step holds of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) lane: usize,
+    pub(super) rows: u32,
+    /// Not rows of its prompt.
+    pub(super) window: bool,
+    /// Some of them return logits.
+    pub(super) output: bool,
 }
 
 impl Batch {
-    /// Shares out the rows of a step: one for each decoding lane; then pieces of prompts, taking turns, as many rows
-    /// as `pace` allows where lanes decode; then drafts, lane by lane, while there is room. There are never more lanes than rows in a
-    /// batch, so every decoding lane and at least one prompt move on with every step, and a draft never takes a row from
-    /// either.
-    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, pieces: Pieces, pace: &Pace) {
+    /// Shares out the rows of a step: one for each lane that knows its next token; then pieces of prompts, taking turns, as
+    /// many rows as `pace` allows where lanes decode; then drafts, lane by lane, while there is room. There are never more
+    /// lanes than rows in a batch, so every lane and at least one prompt move on, and a draft never takes a row from either.
+    ///
+    /// Where `depth` stages can work at the same time, lanes that decode are shared out among as many steps.
+    pub(super) fn plan(&mut self, lanes: &[Option<Lane>], n_batch: u32, pieces: Pieces, pace: &Pace, depth: usize) {
         self.needs.clear();
         let need = |lane: &Lane| (lane.prompt_need(), lane.piece_limit());
         self.needs.extend(lanes.iter().map(|lane| lane.as_ref().map_or((0, 0), need)));
-        self.decoding = lanes.iter().flatten().filter(|lane| lane.decodes()).count();
-        let budget = n_batch.saturating_sub(u32::try_from(self.decoding).unwrap_or(u32::MAX));
+        let generating = lanes.iter().flatten().filter(|lane| lane.decodes()).count();
+        self.pick_windows(lanes, generating.div_ceil(depth.clamp(1, generating.max(1))));
+
+        let budget = n_batch.saturating_sub(u32::try_from(self.windows.len()).unwrap_or(u32::MAX));
         let waiting = self.needs.iter().filter(|(need, _)| *need > 0).count();
-        let wish = if self.decoding > 0 { pace.rows(waiting, self.decoding) } else { budget };
+        let wish = match generating {
+            0 if depth > 1 => budget.min(OVERLAP_ROWS),
+            0 => budget,
+            _ => pace.rows(waiting, generating),
+        };
         let share = Share { budget, wish, pieces };
         self.first_prompt = share.grant(&self.needs, self.first_prompt, &mut self.grants);
-        let room = budget.saturating_sub(self.grants.iter().sum());
-        self.questions.clear();
-        self.questions.extend(lanes.iter().flatten().filter_map(Lane::question).take(room as usize));
-        self.answers.clear();
-    }
-
-    /// The draft head guesses that `token` follows in `seq`. In the order of [`questions`](Self::questions).
-    pub(super) fn answer(&mut self, seq: SeqId, token: i32) {
-        self.answers.push((seq, token));
-    }
-
-    /// Puts the rows together as planned.
-    pub(super) fn compose(&mut self, lanes: &mut [Option<Lane>]) {
-        self.tokens.clear();
-        self.rows.clear();
-        self.spans.clear();
-        self.outputs.clear();
-        let mut answers = self.answers.iter().peekable();
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let Some(lane) = lane else { continue };
-            let first = self.rows.len();
-            let span = match (lane.decodes(), self.grants[i]) {
-                (true, _) => {
-                    let draft = answers.next_if(|(seq, _)| *seq == lane.seq()).map(|(_, token)| *token);
-                    lane.put_window(draft, &mut self.tokens, &mut self.rows)
-                }
-                // Its turn comes later, or it waits for another lane's rows.
-                (_, 0) => continue,
-                (_, n) => lane.put_prompt(n, &mut self.tokens, &mut self.rows),
-            };
-            self.spans.push(span);
-            self.outputs.extend(self.rows[first..].iter().filter(|row| row.output).map(|row| (i, row.pos)));
-            self.grants[i] = (self.rows.len() - first) as u32;
+        let mut room = budget.saturating_sub(self.grants.iter().sum());
+        for (lane, with_draft) in &mut self.windows {
+            let drafts = lanes.get(*lane).and_then(Option::as_ref).is_some_and(Lane::has_draft);
+            *with_draft = drafts && room > 0;
+            room -= u32::from(*with_draft);
         }
     }
 
-    /// Rows of prompts.
-    pub(super) fn prompt_rows(&self) -> usize {
-        self.rows.len() - self.decoding - self.drafts()
+    /// At most `group` of the lanes that know their next token, those that have waited longest, in the order of lanes.
+    fn pick_windows(&mut self, lanes: &[Option<Lane>], group: usize) {
+        let ready =
+            |(i, lane): (usize, &Option<Lane>)| lane.as_ref().filter(|lane| lane.is_ready()).map(|_| (i, false));
+        self.windows.clear();
+        self.windows.extend(lanes.iter().enumerate().filter_map(ready));
+        if self.windows.len() > group {
+            self.windows.sort_by_key(|(lane, _)| lanes[*lane].as_ref().map(Lane::landed));
+            self.windows.truncate(group);
+            self.windows.sort_unstable();
+        }
     }
 
-    /// Rows of drafts.
-    pub(super) fn drafts(&self) -> usize {
-        self.answers.len()
+    /// Puts the rows together as planned; whether there are any.
+    pub(super) fn compose(&mut self, lanes: &mut [Option<Lane>]) -> bool {
+        let Step { tokens, rows, spans, .. } = &mut self.step;
+        tokens.clear();
+        rows.clear();
+        spans.clear();
+        self.parts.clear();
+        (self.prompt_rows, self.drafts) = (0, 0);
+        let mut windows = self.windows.iter().peekable();
+        for (i, (lane, &granted)) in lanes.iter_mut().zip(&self.grants).enumerate() {
+            let window = windows.next_if(|(lane, _)| *lane == i);
+            let Some(lane) = lane else { continue };
+            let first = rows.len();
+            let span = match (window, granted) {
+                (Some((_, with_draft)), _) => lane.put_window(*with_draft, tokens, rows),
+                // Its turn comes later, it waits for another lane's rows, or for its own in flight.
+                (None, 0) => continue,
+                (None, n) => lane.put_prompt(n, tokens, rows),
+            };
+            let put = rows.get(first..).unwrap_or_default();
+            match window {
+                Some(_) => self.drafts += put.len() - 1,
+                None => self.prompt_rows += put.len(),
+            }
+            let output = put.iter().any(|row| row.output);
+            self.parts.push(Part { lane: i, rows: put.len() as u32, window: window.is_some(), output });
+            spans.push(span);
+        }
+        !self.parts.is_empty()
+    }
+
+    /// Lanes past their prompt in the step.
+    pub(super) fn decoding(&self) -> usize {
+        self.windows.len()
     }
 }
 
@@ -123,16 +155,6 @@ impl Share {
             }
         }
         next
-    }
-}
-
-/// Refuses logits that are not `n` rows of `n_vocab` columns.
-pub(super) fn check_logits(logits: &[f32], n: usize, n_vocab: usize) -> Result<&[f32], StageError> {
-    match logits.len() == n * n_vocab {
-        true => Ok(logits),
-        false => {
-            Err(StageError::Engine(format!("{} logits came back for {n} rows of {n_vocab} columns", logits.len())))
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     grammar::GrammarError,
+    pipeline::TailError,
     text::{ParamError, TextError},
 };
 
@@ -141,6 +142,16 @@ impl From<GrammarError> for ServeError {
                 Self::Engine(error.to_string())
             }
             _ => Self::InvalidRequest { param: None, message: error.to_string() },
+        }
+    }
+}
+
+impl From<TailError> for ServeError {
+    fn from(error: TailError) -> Self {
+        match error {
+            TailError::Sampler(error) => error.into(),
+            TailError::Grammar(error) => error.into(),
+            error => Self::Engine(error.to_string()),
         }
     }
 }

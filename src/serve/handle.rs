@@ -12,6 +12,7 @@ use crate::{
     chat::{TemplateError, Templates},
     grammar::{GrammarEngine, GrammarError},
     package::LayerRange,
+    pipeline::{Local, Pipeline},
     policy::Resolver,
     serve::{
         Event, GenerateRequest, Phase, ServeError, Status, Totals,
@@ -37,6 +38,9 @@ pub struct ServeOptions {
     /// Time that a request may take from its submission to its last token, waiting included; it fails with
     /// [`ServeError::Deadline`] after that. Default: none.
     pub request_timeout: Option<Duration>,
+    /// How long running requests wait for a stage on another machine that is lost, to go on with the same tokens when it is
+    /// back. Default: they fail at once with [`ServeError::StageUnavailable`].
+    pub resume_timeout: Option<Duration>,
     /// Rows of prompts in a step in which other requests generate. Default: as many as take about as long as the generating
     /// requests themselves, by measured times. It has no influence on results.
     pub step_tokens: Option<u32>,
@@ -227,7 +231,21 @@ impl Starter {
         text: Arc<dyn TextModel>,
         card: ModelCard,
     ) -> Result<JoinHandle<()>, ServeError> {
-        let serve = self.prepare(engine, text, card)?;
+        let pipeline = Box::new(Local::new(engine, text.clone()));
+        self.start_chain(pipeline, text, card)
+    }
+
+    /// The same with stages that may be anywhere.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub fn start_chain(
+        self,
+        pipeline: Box<dyn Pipeline>,
+        text: Arc<dyn TextModel>,
+        card: ModelCard,
+    ) -> Result<JoinHandle<()>, ServeError> {
+        let serve = self.prepare(pipeline, text, card)?;
         let thread = thread::Builder::new().name("skippy-engine".into()).spawn(serve);
         thread.map_err(|error| self.give_up(format!("the engine thread does not start: {error}")))
     }
@@ -235,7 +253,7 @@ impl Starter {
     /// Everything but the thread: makes the server ready and returns what the thread has to do.
     pub(super) fn prepare(
         &self,
-        engine: Box<dyn StageEngine>,
+        pipeline: Box<dyn Pipeline>,
         text: Arc<dyn TextModel>,
         mut card: ModelCard,
     ) -> Result<impl FnOnce() + Send + 'static, ServeError> {
@@ -243,7 +261,7 @@ impl Starter {
         if shared.phase() != Phase::Loading {
             return Err(shared.abandoned());
         }
-        let limits = Limits::new(engine.shape(), &text, &card.speculation, &self.inner.options);
+        let limits = Limits::new(pipeline.shape(), &text, &card.speculation, &self.inner.options);
         let limits = limits.map_err(|error| self.give_up(error))?;
         let policy = card.policy.clone();
         let strategy = card.speculation.is_enabled().then(|| Arc::from(card.speculation.strategy.as_str()));
@@ -260,7 +278,7 @@ impl Starter {
             // The shutdown came between the check above and here.
             let _ = commands.send(Command::Drain(Some(Instant::now())));
         }
-        Ok(move || scheduler::run(Parts { engine, text, shared, inbox, limits, strategy, policy }))
+        Ok(move || scheduler::run(Parts { pipeline, text, shared, inbox, limits, strategy, policy }))
     }
 
     /// Ends loading: there will be no model. The message says why.

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::{
-    grammar::Matching,
+    pipeline::Opening,
     serve::{
         Event, FinishReason, GenerateRequest, ServeError, ServeOptions,
         drafting::WINDOW,
@@ -17,8 +17,8 @@ use crate::{
         shared::Shared,
     },
     spec::Speculation,
-    stage::{Pieces, StageShape, common_step},
-    text::{Sampler, SamplingParams, StopMatcher, TextModel, argmax, has_nan},
+    stage::{Pieces, SeqId, StageShape, common_step},
+    text::{StopMatcher, TextModel},
 };
 
 /// Numbers that requests are checked against; constant for the life of a server.
@@ -35,6 +35,8 @@ pub(super) struct Limits {
     pub(super) prefix_step: u32,
     /// Time a request may take.
     pub(super) timeout: Option<Duration>,
+    /// How long running requests wait for a stage that is lost; `None`: they fail at once.
+    pub(super) resume_timeout: Option<Duration>,
     /// Rows of prompts in a step with generating lanes, when the operator says so.
     pub(super) step_tokens: Option<u32>,
     /// Bytes that rows of finished requests may take in host memory.
@@ -88,6 +90,7 @@ impl Limits {
             pieces,
             prefix_step: common_step(pieces.unit, shape.prefix_step),
             timeout: options.request_timeout,
+            resume_timeout: options.resume_timeout,
             step_tokens: options.step_tokens,
             prefix_cache_bytes: options.prefix_cache_bytes,
         })
@@ -123,7 +126,7 @@ pub(super) struct Job {
 impl Job {
     /// Checks `request` and counts it in.
     pub(super) fn new(
-        request: GenerateRequest,
+        mut request: GenerateRequest,
         limits: &Limits,
         shared: &Arc<Shared>,
     ) -> Result<(Self, UnboundedReceiver<Event>), ServeError> {
@@ -145,6 +148,8 @@ impl Job {
             _ => n_prompt_tokens,
         };
         request.sampling.validate(limits.n_vocab)?;
+        // Fixed here, so that what is drawn never depends on which requests came before, nor on who draws.
+        request.sampling.seed.get_or_insert_with(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let stops = StopMatcher::new(&request.stop);
         let (reply, events) = Reply::new(shared, limits)?;
         let kv_rows = prompt_rows + budget.saturating_sub(1);
@@ -162,6 +167,22 @@ impl Job {
         let wants = step > 0 && self.request.cache_prompt && !self.request.prompt_logprobs && self.prompt_rows > 0;
         let most = pieces.spare(self.prompt_rows, step);
         wants.then_some(Wanted { tokens: &self.request.prompt, footing, drafts, most, step })
+    }
+
+    /// What the end of the pipeline has to know: how tokens are chosen behind the prompt and those `chosen` before.
+    pub(super) fn opening(&self, seq: SeqId, chosen: &[i32]) -> Opening {
+        let request = &self.request;
+        Opening {
+            seq,
+            text: request.prompt.iter().chain(chosen).copied().collect(),
+            prompt: self.prompt_tokens(),
+            sampling: request.sampling.clone(),
+            grammar: request.grammar.clone(),
+            ignore_eos: request.ignore_eos,
+            logprobs: request.logprobs,
+            budget: self.budget,
+            kv_rows: self.kv_rows,
+        }
     }
 
     /// Whether it has taken longer than it may.
@@ -183,62 +204,6 @@ fn check_tokens(prompt: &[i32], n_vocab: u32) -> Result<(), ServeError> {
     match prompt.iter().find(|&&token| u32::try_from(token).map_or(true, |id| id >= n_vocab)) {
         Some(token) => refuse(format!("`prompt` holds token {token}, the vocabulary has ids 0..{n_vocab}")),
         None => Ok(()),
-    }
-}
-
-/// How the tokens of one request are chosen.
-pub(super) struct Picker {
-    /// `None`: the largest logit, which needs no state.
-    sampler: Option<Box<dyn Sampler>>,
-    /// What the text must look like.
-    grammar: Option<Matching>,
-}
-
-impl Picker {
-    /// What `request` wants. Not made before it has a lane: a sampler may hold buffers as wide as the vocabulary.
-    pub(super) fn new(request: &GenerateRequest, text: &dyn TextModel) -> Result<Self, ServeError> {
-        let params = &request.sampling;
-        let grammar = request.grammar.as_ref().map(|grammar| grammar.start(request.ignore_eos));
-        if params.is_plain_greedy() {
-            return Ok(Self { sampler: None, grammar });
-        }
-        // The seed is fixed here, so that a sampler never depends on which requests came before.
-        let seed = params.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let mut sampler = text.sampler(&SamplingParams { seed: Some(seed), ..params.clone() })?;
-        request.prompt.iter().for_each(|&token| sampler.accept(token));
-        Ok(Self { sampler: Some(sampler), grammar })
-    }
-
-    /// The next token for `logits` `[n_vocab]`, already accepted.
-    pub(super) fn pick(&mut self, logits: &[f32]) -> Result<i32, ServeError> {
-        let broken = || ServeError::Engine("the logits hold NaN".into());
-        let n_vocab = logits.len();
-        if (self.sampler.is_some() || self.grammar.is_some()) && has_nan(logits) {
-            return Err(broken());
-        }
-        let logits = match &mut self.grammar {
-            Some(grammar) => grammar.mask(logits)?,
-            None => logits,
-        };
-        let token = match &mut self.sampler {
-            Some(sampler) => sampler.sample(logits),
-            None => argmax(logits).and_then(|id| i32::try_from(id).ok()).ok_or_else(broken)?,
-        };
-        if usize::try_from(token).map_or(true, |id| id >= n_vocab) {
-            return Err(ServeError::Engine(format!("the sampler chose token {token}, outside the vocabulary")));
-        }
-        if let Some(sampler) = &mut self.sampler {
-            sampler.accept(token);
-        }
-        if let Some(grammar) = &mut self.grammar {
-            grammar.accept(token)?;
-        }
-        Ok(token)
-    }
-
-    /// Whether the grammar, if there is one, lets nothing follow the tokens picked.
-    pub(super) fn is_over(&self) -> bool {
-        self.grammar.as_ref().is_some_and(Matching::is_over)
     }
 }
 

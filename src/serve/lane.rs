@@ -6,18 +6,19 @@ use std::{
 };
 
 use crate::{
+    pipeline::{Opening, Outcome, Picked},
     policy::Decision,
     serve::{
         Event, FinishReason, ServeError, TokenOut, Usage,
-        drafting::{Drafting, WINDOW},
-        job::{Job, Picker},
+        drafting::Drafting,
+        job::Job,
         observe::{self, Clock},
         output::Output,
         paths::Paths,
         prefix::{Footing, Rows, Wanted},
     },
-    stage::{DraftRow, Pieces, Purpose, Row, SeqId, Span},
-    text::{LogSoftmax, TextModel, top_n},
+    stage::{Pieces, Purpose, Row, SeqId, Span},
+    text::TextModel,
 };
 
 /// Prompt rows of one request in one step at most, while each of them returns logits: a row of logits is as wide as
@@ -43,16 +44,26 @@ pub(super) struct Leader {
     pub(super) rows: u32,
 }
 
+/// What a step held of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Landed {
+    /// Its rows were past the prompt.
+    pub(super) window: bool,
+    /// It was to bring tokens, chosen or scored.
+    pub(super) output: bool,
+    /// Nothing can follow before it is through: it was to choose a token.
+    pub(super) awaited: bool,
+}
+
 /// A request that holds a lane, and how far it has got.
 pub(super) struct Lane {
     job: Job,
-    picker: Picker,
     seq: SeqId,
     clock: Clock,
     output: Output,
     /// Text and tokens of the step at hand.
     said: Option<Event>,
-    /// KV rows held.
+    /// KV rows held, those of steps in flight included.
     rows: u32,
     /// How many of them another request has computed.
     cached: u32,
@@ -61,16 +72,20 @@ pub(super) struct Lane {
     followed: bool,
     /// Whose rows of the same prompt are awaited.
     leader: Option<Leader>,
-    /// The token that goes in next, once the prompt is through.
-    next: i32,
-    /// Tokens chosen.
-    generated: u32,
-    /// Tokens chosen before the pass at hand.
-    generated_before: u32,
+    /// Tokens chosen. The last one goes in next.
+    chosen: Vec<i32>,
+    /// The guess behind it.
+    draft: Option<i32>,
+    /// Steps in flight with rows of this lane.
+    flying: u32,
+    /// One of them chooses the next token.
+    awaits: bool,
+    /// Ticket of the step that landed last.
+    landed: u64,
     drafting: Drafting,
     paths: Paths,
-    /// Prompt tokens with their log-probabilities, as far as computed.
-    scored: Vec<TokenOut>,
+    /// Prompt tokens with their log-probabilities, as far as computed; `None` when they are sent, or nobody wants them.
+    scored: Option<Vec<TokenOut>>,
     /// Set once nothing more is to be done.
     pub(super) ending: Option<Ending>,
 }
@@ -79,7 +94,6 @@ impl Lane {
     /// Starts `job` on `seq` and tells the client so. `strategy` is how the server speculates, if it does.
     pub(super) fn start(
         mut job: Job,
-        picker: Picker,
         (seq, footing): (SeqId, Footing),
         strategy: Option<&Arc<str>>,
         text: &dyn TextModel,
@@ -91,7 +105,6 @@ impl Lane {
         let drafting = Drafting::new(strategy.filter(|_| job.may_speculate()).cloned());
         let mut lane = Self {
             job,
-            picker,
             seq,
             clock,
             output,
@@ -100,20 +113,44 @@ impl Lane {
             footing,
             followed: drafting.is_on(),
             leader: None,
-            next: 0,
-            generated: 0,
-            generated_before: 0,
+            chosen: Vec::new(),
+            draft: None,
+            flying: 0,
+            awaits: false,
+            landed: 0,
             drafting,
             said: None,
             paths: Paths::default(),
-            scored: Vec::new(),
+            scored: None,
             ending: None,
         };
-        if let (true, Some(&first)) = (lane.job.request.prompt_logprobs, lane.job.request.prompt.first()) {
-            lane.push_scored(TokenOut { id: first, bytes: text.piece(first, false), logprob: None, top: Vec::new() });
+        if lane.job.request.prompt_logprobs {
+            lane.score_from_the_start(text);
         }
         lane.finish_without_tokens();
         lane
+    }
+
+    /// What the end of the pipeline has to know of it.
+    pub(super) fn opening(&self) -> Opening {
+        self.job.opening(self.seq, &self.chosen)
+    }
+
+    /// All its rows are lost: it starts again, with the tokens that have been chosen for an answer.
+    pub(super) fn start_again(&mut self, text: &dyn TextModel) {
+        (self.rows, self.cached, self.leader) = (0, 0, None);
+        (self.flying, self.awaits, self.draft) = (0, false, None);
+        self.followed = self.drafting.is_on();
+        if self.scored.is_some() {
+            self.score_from_the_start(text);
+        }
+    }
+
+    fn score_from_the_start(&mut self, text: &dyn TextModel) {
+        self.scored = Some(Vec::new());
+        if let Some(&first) = self.job.request.prompt.first() {
+            self.push_scored(TokenOut { id: first, bytes: text.piece(first, false), logprob: None, top: Vec::new() });
+        }
     }
 
     pub(super) fn is_gone(&self) -> bool {
@@ -123,10 +160,6 @@ impl Lane {
     /// Whether it has taken longer than it may.
     pub(super) fn is_late(&self, now: Instant, timeout: Duration) -> bool {
         self.clock.age(now) >= timeout
-    }
-
-    pub(super) fn seq(&self) -> SeqId {
-        self.seq
     }
 
     /// KV rows held.
@@ -146,7 +179,7 @@ impl Lane {
 
     /// Rows of the prompt that one step may hold.
     pub(super) fn piece_limit(&self) -> u32 {
-        if self.job.request.prompt_logprobs { SCORED_ROWS_PER_STEP } else { u32::MAX }
+        if self.scored.is_some() { SCORED_ROWS_PER_STEP } else { u32::MAX }
     }
 
     /// Whether it is past its prompt.
@@ -202,36 +235,54 @@ impl Lane {
         wished.then(|| Rows { tokens: held[..whole].to_vec(), footing: self.footing, followed: self.followed })
     }
 
-    /// What to ask the draft head: for the token after the chosen one. Nothing while the prompt is being read, when the
-    /// request does not draft (any more), and when its budget leaves room for one token only. What the budget leaves is
-    /// also what is left of the KV rows promised, since the last token never enters the cache.
-    pub(super) fn question(&self) -> Option<DraftRow> {
-        let wanted = self.drafting.is_on() && self.decodes();
-        (wanted && self.rows + WINDOW <= self.job.kv_rows).then_some(DraftRow { seq: self.seq, token: self.next })
+    /// Whether the token of its next row is known: it is past its prompt, and what was chosen last has arrived.
+    pub(super) fn is_ready(&self) -> bool {
+        self.decodes() && !self.awaits && self.next().is_some()
     }
 
-    /// The draft head has answered with something that is no guess.
-    pub(super) fn stop_drafting(&mut self) {
-        self.drafting.unusable();
+    /// The token of its next row, once the prompt is through.
+    fn next(&self) -> Option<i32> {
+        self.chosen.get(self.rows.checked_sub(self.job.prompt_rows)? as usize).copied()
     }
 
-    /// Puts the next `n` rows of the prompt into the batch.
+    /// Whether its next row is that of the token chosen last: all others of the answer are there.
+    fn is_at_the_end(&self) -> bool {
+        (self.rows - self.job.prompt_rows) as usize + 1 == self.chosen.len()
+    }
+
+    /// Whether there is a guess to put behind the token chosen last.
+    pub(super) fn has_draft(&self) -> bool {
+        self.draft.is_some() && self.drafting.is_on() && self.is_at_the_end()
+    }
+
+    /// Ticket of the step that landed last.
+    pub(super) fn landed(&self) -> u64 {
+        self.landed
+    }
+
+    /// Puts the next `n` rows of the prompt into the batch. The last one chooses a token, unless there are some from
+    /// before.
     pub(super) fn put_prompt(&self, n: u32, tokens: &mut Vec<i32>, rows: &mut Vec<Row>) -> Span {
         let prompt = &self.job.request.prompt;
         for (pos, &token) in (self.rows..).zip(prompt.iter().skip(self.rows as usize).take(n as usize)) {
-            let output = self.job.request.prompt_logprobs || pos as usize + 1 >= prompt.len();
+            let is_last = pos as usize + 1 >= prompt.len();
+            let output = if is_last { self.chosen.is_empty() } else { self.scored.is_some() };
             tokens.push(token);
             rows.push(Row { seq: self.seq, pos, output });
         }
         self.span(Purpose::Prefill { prompt: self.job.prompt_tokens() })
     }
 
-    /// Puts the chosen token and, behind it, a draft into the batch.
-    pub(super) fn put_window(&mut self, draft: Option<i32>, tokens: &mut Vec<i32>, rows: &mut Vec<Row>) -> Span {
-        self.drafting.open(draft);
-        for (pos, token) in (self.rows..).zip([Some(self.next), draft].into_iter().flatten()) {
+    /// Puts the next token of the answer into the batch and, behind the last one chosen, the guess if there is room.
+    pub(super) fn put_window(&mut self, with_draft: bool, tokens: &mut Vec<i32>, rows: &mut Vec<Row>) -> Span {
+        let output = self.is_at_the_end();
+        let draft = self.draft.take().filter(|_| with_draft && output);
+        if output {
+            self.drafting.open(draft);
+        }
+        for (pos, token) in (self.rows..).zip([self.next(), draft].into_iter().flatten()) {
             tokens.push(token);
-            rows.push(Row { seq: self.seq, pos, output: true });
+            rows.push(Row { seq: self.seq, pos, output });
         }
         self.span(if draft.is_some() { Purpose::Verify } else { Purpose::Decode })
     }
@@ -240,34 +291,55 @@ impl Lane {
         Span { seq: self.seq, purpose, path: self.job.request.path, drafts: self.drafting.is_on() }
     }
 
-    /// Takes the logits of the row at `pos`. Those of a draft's row count only if the model has chosen the draft and the
-    /// text goes on.
-    pub(super) fn read(&mut self, pos: u32, logits: &[f32], text: &dyn TextModel, now: Instant) {
-        match self.job.request.prompt.get(pos as usize + 1) {
-            Some(&token) => {
-                let scored = self.token_out(token, logits, text);
-                self.push_scored(scored);
-            }
-            None if self.ending.is_some() || self.drafting.is_rejected() => {}
-            None => self.ending = self.choose(logits, text, now),
-        }
+    /// A step with `n` rows of this lane is on its way. `window`: not of its prompt; `output`: it brings tokens.
+    pub(super) fn launched(&mut self, n: u32, window: bool, output: bool) -> Landed {
+        self.rows += n;
+        self.flying += 1;
+        let awaited = output && self.decodes();
+        self.awaits |= awaited;
+        Landed { window, output, awaited }
     }
 
-    /// The step has put `n` rows more into the cache. Returns how many rows of the sequence to keep when the last one is
-    /// that of a draft which the model has not chosen. A request that is over loses all its rows anyway.
-    pub(super) fn advance(&mut self, n: u32) -> Option<u32> {
+    /// The step `ticket` is through, which held `rows` of this lane.
+    pub(super) fn land(&mut self, ticket: u64, rows: Landed, outcome: Option<Outcome>, text: &dyn TextModel) {
+        self.flying = self.flying.saturating_sub(1);
+        self.landed = ticket;
+        let now = Instant::now();
+        let outcome = match outcome {
+            Some(outcome) => outcome,
+            None if rows.output && self.ending.is_none() => {
+                self.ending = Some(Ending::Failed(ServeError::Engine("a step brought no token".into())));
+                return;
+            }
+            None => Outcome::default(),
+        };
+        for scored in outcome.scored {
+            let scored = self.token_out(scored, text);
+            self.push_scored(scored);
+        }
+        let before = self.chosen.len();
+        for picked in outcome.chosen {
+            if self.ending.is_none() {
+                self.ending = self.choose(picked, text, now);
+            }
+        }
+        if let (Some(fault), None) = (outcome.fault, &self.ending) {
+            self.ending = Some(Ending::Failed(fault.into()));
+        }
         self.send_said();
-        if n > 0 && self.rows >= self.job.prompt_rows {
-            self.drafting.close(self.generated - self.generated_before);
+        if rows.awaited {
+            self.awaits = false;
+            self.draft = outcome.draft;
+            if outcome.no_guess {
+                self.drafting.unusable();
+            }
+            if rows.window {
+                self.drafting.close((self.chosen.len() - before) as u32);
+                // The row of a draft that was not chosen counts for nothing.
+                self.rows -= u32::from(self.drafting.is_rejected());
+            }
         }
-        self.generated_before = self.generated;
-        self.rows += n;
         self.finish_without_tokens();
-        if n < WINDOW || !self.drafting.is_rejected() || self.ending.is_some() {
-            return None;
-        }
-        self.rows -= 1;
-        Some(self.rows)
     }
 
     /// How the attention of its rows ran in the last step.
@@ -276,35 +348,34 @@ impl Lane {
     }
 
     fn push_scored(&mut self, token: TokenOut) {
-        self.scored.push(token);
-        if self.scored.len() == self.job.request.prompt.len() {
-            self.job.reply.send(Event::Prompt(std::mem::take(&mut self.scored)));
+        let Some(scored) = &mut self.scored else { return };
+        scored.push(token);
+        if scored.len() == self.job.request.prompt.len()
+            && let Some(scored) = self.scored.take()
+        {
+            self.job.reply.send(Event::Prompt(scored));
         }
     }
 
     /// A request that generates nothing is over when its prompt is through.
     fn finish_without_tokens(&mut self) {
-        if self.job.budget == 0 && self.rows >= self.job.prompt_rows {
+        if self.job.budget == 0 && self.decodes() && self.flying == 0 && self.ending.is_none() {
             self.ending = Some(Ending::Finished(FinishReason::Length));
         }
     }
 
-    /// Chooses the next token and sends what it adds to the text. The order of the checks matters: an end of the text
+    /// Takes the next token and sends what it adds to the text. The order of the checks matters: an end of the text
     /// counts even when the budget ends with the same token.
-    fn choose(&mut self, logits: &[f32], text: &dyn TextModel, now: Instant) -> Option<Ending> {
-        let token = match self.picker.pick(logits) {
-            Ok(token) => token,
-            Err(error) => return Some(Ending::Failed(error)),
-        };
+    fn choose(&mut self, picked: Picked, text: &dyn TextModel, now: Instant) -> Option<Ending> {
+        let (token, over) = (picked.id, picked.over);
         self.drafting.verify(token);
-        self.generated += 1;
+        self.chosen.push(token);
         self.clock.token(now);
-        let over = self.picker.is_over();
         if text.is_eog(token) && (over || !self.job.request.ignore_eos) {
             self.flush();
             return Some(Ending::Finished(FinishReason::Stop));
         }
-        let (delta, stopped) = self.output.push(self.token_out(token, logits, text));
+        let (delta, stopped) = self.output.push(self.token_out(picked, text));
         self.say(delta);
         if stopped {
             return Some(Ending::Finished(FinishReason::Stop));
@@ -313,12 +384,15 @@ impl Lane {
             self.flush();
             return Some(Ending::Finished(FinishReason::Stop));
         }
-        if self.generated >= self.job.budget {
+        if self.generated() >= self.job.budget {
             self.flush();
             return Some(Ending::Finished(FinishReason::Length));
         }
-        self.next = token;
         None
+    }
+
+    fn generated(&self) -> u32 {
+        u32::try_from(self.chosen.len()).unwrap_or(u32::MAX)
     }
 
     fn flush(&mut self) {
@@ -345,24 +419,15 @@ impl Lane {
         }
     }
 
-    fn token_out(&self, token: i32, logits: &[f32], text: &dyn TextModel) -> TokenOut {
-        let bytes = text.piece(token, self.job.request.shown.contains(&token));
-        let Some(n) = self.job.request.logprobs.or(self.job.request.prompt_logprobs.then_some(0)) else {
-            return TokenOut { id: token, bytes, logprob: None, top: Vec::new() };
-        };
-        let norm = LogSoftmax::new(logits);
-        let chosen = usize::try_from(token).ok().and_then(|id| logits.get(id));
-        let logprob = chosen.map(|&logit| norm.log_prob(logit));
-        let mut top = top_n(logits, usize::from(n));
-        top.iter_mut().for_each(|(_, value)| *value = norm.log_prob(*value));
-        TokenOut { id: token, bytes, logprob, top }
+    fn token_out(&self, Picked { id, logprob, top, .. }: Picked, text: &dyn TextModel) -> TokenOut {
+        TokenOut { id, bytes: text.piece(id, self.job.request.shown.contains(&id)), logprob, top }
     }
 
     /// Ends the request: metrics, log line and last event. The lane must have been given back before.
     pub(super) fn end(mut self, ending: Ending) {
         self.send_said();
         let prompt_tokens = self.job.prompt_tokens();
-        let usage = Usage { prompt_tokens, cached_tokens: self.cached, completion_tokens: self.generated };
+        let usage = Usage { prompt_tokens, cached_tokens: self.cached, completion_tokens: self.generated() };
         let computed = self.rows.min(self.job.prompt_rows).saturating_sub(self.cached);
         end(self.job, self.clock, ending, usage, computed, &self.drafting, self.paths);
     }

@@ -1,6 +1,7 @@
-//! The engine thread: batches, endings. Who gets a lane is in `admission`.
+//! The engine thread: steps, endings. Who gets a lane is in `admission`, what happens when a stage is lost in `recovery`.
 
 mod admission;
+mod recovery;
 
 use std::{
     any::Any,
@@ -14,24 +15,31 @@ use std::{
 };
 
 use crate::{
+    pipeline::{Pipeline, StepResult},
     policy::Resolver,
     serve::{
         FinishReason, Phase, ServeError,
-        batch::{Batch, check_logits},
+        batch::Batch,
         job::{Job, Limits},
-        lane::{Ending, Lane, end_queued},
+        lane::{Ending, Landed, Lane, end_queued},
         observe,
         pace::Pace,
         prefix::Prefixes,
         shared::Shared,
     },
-    stage::{SeqId, StageBatch, StageEngine, StageError, StageInput, StageOutput},
-    telemetry::metrics,
-    text::{TextModel, argmax},
+    stage::{SeqId, StageError},
+    text::TextModel,
 };
+use recovery::Lost;
 
 /// How often the idle thread shows life.
 const IDLE_BEAT: Duration = Duration::from_millis(250);
+
+/// How long the thread looks for the result of a step before it looks for requests, when one could start at once.
+const GLANCE: Duration = Duration::from_millis(1);
+
+/// The same, when none could.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Failed steps in a row after which the engine counts as broken.
 const FAILURES_IN_A_ROW: u32 = 3;
@@ -46,7 +54,7 @@ pub(super) enum Command {
 
 /// What the engine thread starts with.
 pub(super) struct Parts {
-    pub(super) engine: Box<dyn StageEngine>,
+    pub(super) pipeline: Box<dyn Pipeline>,
     pub(super) text: Arc<dyn TextModel>,
     pub(super) shared: Arc<Shared>,
     pub(super) inbox: mpsc::Receiver<Command>,
@@ -80,8 +88,19 @@ fn message(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
+/// A step on its way.
+struct Flight {
+    ticket: u64,
+    began: Instant,
+    /// Lane, admission number of its request, and what the step holds of it.
+    parts: Vec<(usize, u64, Landed)>,
+    prompt_rows: usize,
+    decoding: usize,
+    drafts: usize,
+}
+
 struct Scheduler {
-    engine: Box<dyn StageEngine>,
+    pipeline: Box<dyn Pipeline>,
     text: Arc<dyn TextModel>,
     shared: Arc<Shared>,
     inbox: mpsc::Receiver<Command>,
@@ -89,7 +108,13 @@ struct Scheduler {
     strategy: Option<Arc<str>>,
     policy: Option<Arc<Resolver>>,
     n_batch: u32,
-    n_vocab: usize,
+    /// Steps on their way, the oldest first.
+    flights: VecDeque<Flight>,
+    tickets: u64,
+    /// When the last step came back.
+    landed: Instant,
+    /// Set while a stage on another machine is lost.
+    lost: Option<Lost>,
     /// Waiting requests, the oldest first.
     queue: VecDeque<Box<Job>>,
     /// Lane `i` owns sequence `i`.
@@ -110,11 +135,11 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    fn new(Parts { engine, text, shared, inbox, limits, strategy, policy }: Parts) -> Self {
+    fn new(Parts { pipeline, text, shared, inbox, limits, strategy, policy }: Parts) -> Self {
         let lanes = limits.lanes as usize;
-        let (n_batch, n_vocab) = (engine.shape().n_batch, engine.shape().n_vocab);
+        let n_batch = pipeline.shape().n_batch;
         Self {
-            engine,
+            pipeline,
             text,
             shared,
             inbox,
@@ -122,7 +147,10 @@ impl Scheduler {
             strategy,
             policy,
             n_batch,
-            n_vocab,
+            flights: VecDeque::new(),
+            tickets: 0,
+            landed: Instant::now(),
+            lost: None,
             queue: VecDeque::new(),
             lanes: (0..lanes).map(|_| None).collect(),
             ages: vec![0; lanes],
@@ -146,13 +174,27 @@ impl Scheduler {
             self.receive();
             self.drop_cancelled()?;
             self.apply_drain()?;
-            self.admit()?;
-            if !self.is_idle() {
-                self.fetch_from_leaders()?;
-                self.step()?;
-            } else if self.drain.is_some() || !self.connected {
+            if self.lost.is_some() {
+                self.await_chain()?;
+            } else {
+                self.admit()?;
+            }
+            if self.is_idle() && (self.drain.is_some() || !self.connected) {
                 return Ok(());
             }
+            if self.lost.is_none() {
+                self.fetch_from_leaders()?;
+                while self.flights.len() < self.most_flights() && self.launch()? {}
+                self.land()?;
+            }
+        }
+    }
+
+    /// Steps that may be on their way together: one for each stage, and one on the line.
+    fn most_flights(&self) -> usize {
+        match self.pipeline.depth() {
+            0 | 1 => 1,
+            depth => depth + 1,
         }
     }
 
@@ -227,79 +269,77 @@ impl Scheduler {
         Ok(())
     }
 
-    /// One forward pass.
-    fn step(&mut self) -> Result<(), ServeError> {
-        self.batch.plan(&self.lanes, self.n_batch, self.limits.pieces, &self.pace);
-        if let Err(error) = self.draft() {
-            return self.engine_failed(error);
+    /// Sends a step on its way, if there is anything to do; whether there was.
+    fn launch(&mut self) -> Result<bool, ServeError> {
+        let depth = self.pipeline.depth();
+        self.batch.plan(&self.lanes, self.n_batch, self.limits.pieces, &self.pace, depth);
+        if !self.batch.compose(&mut self.lanes) {
+            return Ok(false);
         }
-        self.batch.compose(&mut self.lanes);
+        self.tickets += 1;
+        self.batch.step.ticket = self.tickets;
         let began = Instant::now();
-        let input = StageInput::Tokens(&self.batch.tokens);
-        let batch = StageBatch { spans: &self.batch.spans, ..StageBatch::new(input, &self.batch.rows) };
-        let outcome = match self.engine.forward(&batch) {
-            Ok(StageOutput::Logits(logits)) => check_logits(logits, self.batch.outputs.len(), self.n_vocab),
-            Ok(StageOutput::Hidden(_)) => Err(StageError::Engine("hidden rows came back instead of logits".into())),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(logits) => {
-                let now = Instant::now();
-                for (&(lane, pos), row) in self.batch.outputs.iter().zip(logits.chunks_exact(self.n_vocab)) {
-                    if let Some(lane) = &mut self.lanes[lane] {
-                        lane.read(pos, row, self.text.as_ref(), now);
-                    }
-                }
-                let took = now.saturating_duration_since(began);
-                observe::step(self.batch.prompt_rows(), self.batch.decoding, self.batch.drafts(), took);
-                self.pace.note(self.batch.prompt_rows(), self.batch.decoding, took);
-                self.failures = 0;
-                self.advance();
-                self.settle()
+        match self.pipeline.submit(&self.batch.step) {
+            Ok(()) => {}
+            Err(error @ StageError::KvFull { .. }) => return self.fail_youngest(error).map(|()| false),
+            Err(error) => return self.engine_failed(error).map(|()| false),
+        }
+        for decided in self.pipeline.decisions() {
+            let lane = self.lanes.get_mut(decided.seq.0 as usize);
+            lane.into_iter().flatten().for_each(|lane| lane.note(&decided.decision));
+        }
+        let mut parts = Vec::with_capacity(self.batch.parts.len());
+        for part in &self.batch.parts {
+            if let Some(lane) = &mut self.lanes[part.lane] {
+                parts.push((part.lane, self.ages[part.lane], lane.launched(part.rows, part.window, part.output)));
             }
-            Err(error @ StageError::KvFull { .. }) => self.fail_youngest(error),
+        }
+        self.flights.push_back(Flight {
+            ticket: self.tickets,
+            began,
+            parts,
+            prompt_rows: self.batch.prompt_rows,
+            decoding: self.batch.decoding(),
+            drafts: self.batch.drafts,
+        });
+        Ok(true)
+    }
+
+    /// Takes in the result of the oldest step, if it comes soon.
+    fn land(&mut self) -> Result<(), ServeError> {
+        let wait = match self.flights.len() {
+            0 => Duration::ZERO,
+            // A request that arrives could start at once.
+            n if n < self.most_flights() => GLANCE,
+            _ => LOOK,
+        };
+        match self.pipeline.poll(wait) {
+            Ok(Some(result)) => self.apply(result),
+            Ok(None) => Ok(()),
             Err(error) => self.engine_failed(error),
         }
     }
 
-    /// Asks the draft head for a guess for every lane that has room for one. What is not a guess is left out.
-    fn draft(&mut self) -> Result<(), StageError> {
-        if self.batch.questions.is_empty() {
-            return Ok(());
-        }
-        let began = Instant::now();
-        let questions = std::mem::take(&mut self.batch.questions);
-        let logits = self.engine.draft(&questions)?;
-        let logits = check_logits(logits, questions.len(), self.n_vocab)?;
-        metrics::drafted(began.elapsed());
-        for (question, row) in questions.iter().zip(logits.chunks_exact(self.n_vocab)) {
-            match argmax(row).and_then(|id| i32::try_from(id).ok()) {
-                Some(token) => self.batch.answer(question.seq, token),
-                None => {
-                    let lane = self.lanes.get_mut(question.seq.0 as usize);
-                    lane.into_iter().flatten().for_each(Lane::stop_drafting);
-                }
+    /// Gives every lane what the step has brought it.
+    fn apply(&mut self, result: StepResult) -> Result<(), ServeError> {
+        // Steps from before a fault are of no interest any more.
+        let Some(flight) = self.flights.pop_front_if(|flight| flight.ticket == result.ticket) else { return Ok(()) };
+        let now = Instant::now();
+        let mut outcomes = result.outcomes.into_iter().peekable();
+        for (index, age, part) in flight.parts {
+            let outcome = outcomes.next_if(|(seq, _)| seq.0 as usize == index).map(|(_, outcome)| outcome);
+            // The lane may have got another request meanwhile.
+            if let Some(lane) = self.lanes[index].as_mut().filter(|_| self.ages[index] == age) {
+                lane.land(flight.ticket, part, outcome, self.text.as_ref());
             }
         }
-        self.batch.questions = questions;
-        Ok(())
-    }
-
-    /// Moves every lane on behind the rows of the step, and drops the rows of drafts that were not chosen.
-    fn advance(&mut self) {
-        for decided in self.engine.decisions() {
-            let lane = self.lanes.get_mut(decided.seq.0 as usize);
-            lane.into_iter().flatten().for_each(|lane| lane.note(&decided.decision));
-        }
-        for ((slot, &grant), seq) in self.lanes.iter_mut().zip(&self.batch.grants).zip(0..) {
-            let Some(lane) = slot else { continue };
-            let Some(n_keep) = lane.advance(grant) else { continue };
-            if let Err(error) = self.engine.truncate(SeqId(seq), n_keep) {
-                let message = format!("the row of a rejected draft cannot be dropped: {error}");
-                tracing::error!(message, sequence = seq);
-                lane.ending = Some(Ending::Failed(ServeError::Engine(message)));
-            }
-        }
+        // A step that had to wait for the one before it did not take the time for itself.
+        let took = now.saturating_duration_since(flight.began.max(self.landed));
+        self.landed = now;
+        observe::step(flight.prompt_rows, flight.decoding, flight.drafts, took);
+        self.pace.note(flight.prompt_rows, flight.decoding, took);
+        self.failures = 0;
+        self.settle()
     }
 
     /// The promises rule this out; should the engine see it otherwise, rows that are kept for nobody go first, then one
@@ -320,6 +360,10 @@ impl Scheduler {
 
     /// The engine's state is unknown: every running request fails and every sequence is dropped. Waiting ones stay.
     fn engine_failed(&mut self, error: StageError) -> Result<(), ServeError> {
+        self.flights.clear();
+        if let StageError::Unavailable(message) = error {
+            return self.lose(message);
+        }
         self.failures += 1;
         tracing::error!(%error, failures_in_a_row = self.failures, "a step of the engine failed");
         let error = match error {
@@ -333,7 +377,7 @@ impl Scheduler {
         self.prefixes.forget();
         // Idle lanes may have kept rows.
         for seq in (0..self.limits.lanes).filter(|seq| self.lanes[*seq as usize].is_none()) {
-            let emptied = self.engine.truncate(SeqId(seq), 0);
+            let emptied = self.pipeline.truncate(SeqId(seq), 0);
             emptied.map_err(|error| ServeError::Engine(format!("sequence {seq} cannot be dropped: {error}")))?;
         }
         self.settle_with(false)
@@ -358,7 +402,7 @@ impl Scheduler {
             let Some(ending) = slot.as_mut().and_then(|lane| lane.ending.take()) else { continue };
             let Some(lane) = slot.take() else { continue };
             let rows = if keep { lane.legacy(self.prefixes.step()) } else { None };
-            if let Err(error) = self.prefixes.keep(self.engine.as_mut(), i, rows) {
+            if let Err(error) = self.prefixes.keep(self.pipeline.as_mut(), i, rows) {
                 broken = Some(ServeError::Engine(format!("sequence {i} cannot be dropped: {error}")));
             }
             self.promised -= lane.kv_rows();

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        OnceLock,
+        OnceLock, PoisonError, RwLock,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -47,6 +47,8 @@ pub struct Status {
     pub phase: Phase,
     /// Why, when it failed.
     pub failure: Option<String>,
+    /// Which stage on another machine is lost at the moment, and why. No request is taken meanwhile.
+    pub unavailable: Option<String>,
     /// Time since the engine thread last showed life; `None` before it runs and after it has ended. It beats before
     /// every step and at least every 250 ms when idle, so the age reaches the duration of the longest step.
     pub beat_age: Option<Duration>,
@@ -87,6 +89,7 @@ impl Totals {
 pub(super) struct Shared {
     phase: watch::Sender<Phase>,
     failure: OnceLock<ServeError>,
+    unavailable: RwLock<Option<ServeError>>,
     epoch: Instant,
     /// Milliseconds after `epoch`, plus one; 0 while no engine thread runs.
     beat: AtomicU64,
@@ -104,6 +107,7 @@ impl Shared {
         Self {
             phase: watch::Sender::new(Phase::Loading),
             failure: OnceLock::new(),
+            unavailable: RwLock::new(None),
             epoch: Instant::now(),
             beat: AtomicU64::new(0),
             in_flight: AtomicU32::new(0),
@@ -144,11 +148,20 @@ impl Shared {
     /// Why no new request is taken, unless ready.
     pub(super) fn refusal(&self) -> Option<ServeError> {
         match self.phase() {
-            Phase::Ready => None,
+            Phase::Ready => self.unavailable(),
             Phase::Loading => Some(ServeError::Loading),
             Phase::Draining | Phase::Stopped => Some(ServeError::Draining),
             Phase::Failed => Some(self.failure()),
         }
+    }
+
+    /// Sets or clears the reason for which no request is taken at the moment.
+    pub(super) fn set_unavailable(&self, error: Option<&ServeError>) {
+        *self.unavailable.write().unwrap_or_else(PoisonError::into_inner) = error.cloned();
+    }
+
+    fn unavailable(&self) -> Option<ServeError> {
+        self.unavailable.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn failure(&self) -> ServeError {
@@ -209,6 +222,7 @@ impl Shared {
         Status {
             phase,
             failure: (phase == Phase::Failed).then(|| self.failure().to_string()),
+            unavailable: self.unavailable().map(|error| error.to_string()),
             beat_age: beat.map(|beat| self.epoch.elapsed().saturating_sub(beat)),
             lanes_busy: self.lanes_busy.load(Relaxed),
             lanes: self.lanes.load(Relaxed),

@@ -14,9 +14,10 @@
 mod store;
 
 use crate::{
+    pipeline::Pipeline,
     policy::{Path, Phase},
     serve::lane::Lane,
-    stage::{SeqId, StageEngine, StageError},
+    stage::{SeqId, StageError},
     telemetry::metrics,
 };
 use store::Store;
@@ -161,7 +162,7 @@ impl Prefixes {
     /// When the engine cannot even empty the lane.
     pub(super) fn fetch(
         &mut self,
-        engine: &mut dyn StageEngine,
+        engine: &mut dyn Pipeline,
         target: usize,
         source: Option<(Source, u32)>,
     ) -> Result<u32, StageError> {
@@ -202,7 +203,7 @@ impl Prefixes {
     /// When the engine cannot even empty the lane.
     pub(super) fn keep(
         &mut self,
-        engine: &mut dyn StageEngine,
+        engine: &mut dyn Pipeline,
         lane: usize,
         rows: Option<Rows>,
     ) -> Result<(), StageError> {
@@ -226,7 +227,7 @@ impl Prefixes {
     ///
     /// # Errors
     /// When the engine cannot empty a lane.
-    pub(super) fn shrink(&mut self, engine: &mut dyn StageEngine, rows: u32) -> Result<(), StageError> {
+    pub(super) fn shrink(&mut self, engine: &mut dyn Pipeline, rows: u32) -> Result<(), StageError> {
         while self.kept_rows() > rows {
             let used = |lane: &usize| self.kept[*lane].as_ref().map_or(u64::MAX, |kept| kept.used);
             let Some(oldest) = (0..self.kept.len()).min_by_key(used) else { break };
@@ -251,7 +252,7 @@ impl Prefixes {
     }
 
     /// Puts rows that `seq` holds into the store, if nothing there is as good.
-    fn stash(&mut self, engine: &mut dyn StageEngine, seq: SeqId, rows: Rows) {
+    fn stash(&mut self, engine: &mut dyn Pipeline, seq: SeqId, rows: Rows) {
         if !self.store.is_open() || self.store.covers(&rows) {
             return;
         }
@@ -278,10 +279,10 @@ fn seq(lane: usize) -> SeqId {
 
 /// Has `seq` filled with `rows` rows, or emptied when that fails.
 fn or_empty(
-    engine: &mut dyn StageEngine,
+    engine: &mut dyn Pipeline,
     seq: SeqId,
     rows: u32,
-    fill: impl FnOnce(&mut dyn StageEngine) -> Result<(), StageError>,
+    fill: impl FnOnce(&mut dyn Pipeline) -> Result<(), StageError>,
 ) -> Result<u32, StageError> {
     match fill(engine) {
         Ok(()) => Ok(rows),

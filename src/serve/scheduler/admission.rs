@@ -4,7 +4,7 @@ use super::Scheduler;
 use crate::{
     serve::{
         ServeError,
-        job::{Job, Picker},
+        job::Job,
         lane::{Ending, Lane, Leader, end_queued},
         prefix::{Footing, Source, Wanted},
     },
@@ -43,13 +43,6 @@ impl Scheduler {
     }
 
     fn start(&mut self, job: Job) -> Result<(), ServeError> {
-        let picker = match Picker::new(&job.request, self.text.as_ref()) {
-            Ok(picker) => picker,
-            Err(error) => {
-                end_queued(job, Ending::Failed(error));
-                return Ok(());
-            }
-        };
         let footing = self.footing(&job);
         let drafts = self.strategy.is_some() && job.may_speculate();
         let wanted = job.wanted(footing, drafts, self.limits.pieces, self.prefixes.step());
@@ -57,7 +50,18 @@ impl Scheduler {
         let counted = wanted.is_some();
         let Some(free) = self.free_lane(&start) else { return Ok(()) };
         let place = (SeqId(free as u32), footing);
-        let mut lane = Lane::start(job, picker, place, self.strategy.as_ref(), self.text.as_ref());
+        match self.pipeline.open(job.opening(place.0, &[])) {
+            Ok(None) => {}
+            Ok(Some(fault)) => {
+                end_queued(job, Ending::Failed(fault.into()));
+                return Ok(());
+            }
+            Err(error) => {
+                end_queued(job, Ending::Failed(ServeError::StageUnavailable(error.to_string())));
+                return self.engine_failed(error);
+            }
+        }
+        let mut lane = Lane::start(job, place, self.strategy.as_ref(), self.text.as_ref());
         if let Some(ending) = lane.ending.take() {
             // It generates nothing and has no prompt to compute.
             lane.end(ending);
@@ -121,7 +125,7 @@ impl Scheduler {
     /// Makes rows from `source` the content of a lane that is about to start or waits. `counted`: it could have made
     /// use of some.
     fn fetch(&mut self, lane: usize, source: Option<(Source, u32)>, counted: bool) -> Result<u32, ServeError> {
-        let rows = self.prefixes.fetch(self.engine.as_mut(), lane, source).map_err(|error| broken(lane, &error))?;
+        let rows = self.prefixes.fetch(self.pipeline.as_mut(), lane, source).map_err(|error| broken(lane, &error))?;
         if counted {
             metrics::prefix_looked_up(rows > 0);
         }
@@ -149,7 +153,7 @@ impl Scheduler {
 
     /// Keeps at most `rows` KV rows for nobody.
     pub(super) fn shrink_kept(&mut self, rows: u32) -> Result<(), ServeError> {
-        let shrunk = self.prefixes.shrink(self.engine.as_mut(), rows);
+        let shrunk = self.prefixes.shrink(self.pipeline.as_mut(), rows);
         shrunk.map_err(|error| ServeError::Engine(format!("an idle sequence cannot be dropped: {error}")))
     }
 }

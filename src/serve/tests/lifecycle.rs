@@ -128,7 +128,7 @@ fn vllm_31503_metrics_count_every_request_for_exactly_one_reason() {
         let text = FakeText::new();
         let engine = FakeEngine::new(&text, 2, 256, 8).replying(ids("answer"));
         let probe = engine.probe();
-        let serve = starter.prepare(Box::new(engine), Arc::new(text), card()).unwrap();
+        let serve = prepare(&starter, engine, text, card());
         let submit = |max_tokens| handle.submit(ask("question", max_tokens)).unwrap();
         // One step in, the first two fail; then come a cancelled one, an end of generation, and a used-up budget.
         probe.inject(testing::Fault::Engine);

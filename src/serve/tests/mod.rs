@@ -19,7 +19,10 @@ use super::{
     testing::{FakeEngine, FakeText, Gate, Probe, card},
     *,
 };
-use crate::text::SamplingParams;
+use crate::{
+    pipeline::Local,
+    text::{SamplingParams, TextModel},
+};
 
 /// A running server with all that tests want to look at.
 struct House {
@@ -73,6 +76,12 @@ impl House {
         let totals = self.handle.totals();
         assert_eq!(totals.started, totals.finished_in_all());
     }
+}
+
+/// What the engine thread would do, to be done here.
+fn prepare(starter: &Starter, engine: FakeEngine, text: FakeText, card: ModelCard) -> impl FnOnce() + Send + 'static {
+    let text: Arc<dyn TextModel> = Arc::new(text);
+    starter.prepare(Box::new(Local::new(Box::new(engine), text.clone())), text, card).unwrap()
 }
 
 fn roomy() -> ServeOptions {

@@ -138,7 +138,7 @@ fn rows_without_a_lane_go_to_host_memory_and_back() {
     let text = FakeText::new();
     let small = engine(1, 4096);
     let (handle, starter) = ServeHandle::loading(caching(1200));
-    let serve = starter.prepare(Box::new(small), Arc::new(text), card()).unwrap();
+    let serve = prepare(&starter, small, text, card());
     let requests = ["a", "b", "a", "c", "d", "b"].map(|prompt| handle.submit(ask(&prompt.repeat(40), 1)).unwrap());
     drop((handle, starter));
     metrics::with_local_recorder(&recorder, serve);
