@@ -1,10 +1,12 @@
-//! Builds `kernels/` with `cc` and binds its header with `bindgen`. Does nothing without the feature `engine`.
+//! Makes Rust of the protocol between stages. With the feature `engine` it also builds `kernels/` with `cc` and binds its
+//! header with `bindgen`.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     name_the_commit();
+    compile_the_protocol();
     #[cfg(feature = "engine")]
     engine::build();
 }
@@ -24,6 +26,20 @@ fn name_the_commit() {
     {
         println!("cargo:rustc-env=SKIPPY_BUILD_GIT={commit}");
     }
+}
+
+/// Messages and service of `stage.proto`, without a `protoc` on this machine.
+fn compile_the_protocol() {
+    const DIR: &str = "src/chain/proto";
+    const FILE: &str = "src/chain/proto/stage.proto";
+    println!("cargo:rerun-if-changed={FILE}");
+    let files = protox::compile([FILE], [DIR]).unwrap_or_else(|e| panic!("{FILE}: {e}"));
+    tonic_prost_build::configure()
+        .bytes(".")
+        .build_transport(false)
+        .emit_rerun_if_changed(false)
+        .compile_fds(files)
+        .unwrap_or_else(|e| panic!("cannot write the Rust code of {FILE}: {e}"));
 }
 
 #[cfg(feature = "engine")]

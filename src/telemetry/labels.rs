@@ -120,6 +120,26 @@ label_values! {
 }
 
 label_values! {
+    /// Why a stage cannot go on, as it tells the stage before.
+    FaultCode {
+        /// The stages do not fit together.
+        Refused => "refused",
+        /// The engine failed.
+        Engine => "engine",
+        /// A stage further on is lost.
+        Unavailable => "unavailable",
+        /// A frame said what it must not.
+        Protocol => "protocol",
+        /// The stage is shutting down.
+        Draining => "draining",
+        /// The stage belongs to another chain.
+        Busy => "busy",
+        /// The KV cache has no room.
+        KvFull => "kv_full",
+    }
+}
+
+label_values! {
     /// Kinds of error answer, see `docs/api.md`.
     ErrorKind {
         /// The request is wrong: body, field, value, media type, size.

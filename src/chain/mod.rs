@@ -1,0 +1,25 @@
+//! Stages over the network: what they say to each other, and the links that carry it.
+//!
+//! Two stages share one *link*: a bidirectional gRPC stream that the stage nearer the input opens. Frames towards the
+//! output are [`Down`], frames towards the input [`Up`]. `docs/protocol.md` describes the protocol for others who want to
+//! speak it.
+//!
+//! Nothing that a peer sends reaches an engine unchecked: [`codec`] holds every frame against the limits agreed on when
+//! the link was made, and a frame that lies ends the link.
+
+pub mod codec;
+mod frame;
+mod limits;
+mod wire;
+
+pub use self::{
+    frame::{Down, Fault, FaultCode, Hello, RemoteOpening, StageInfo, StepFrame, StepReport, Up},
+    limits::FrameLimits,
+    wire::WireDtype,
+};
+
+/// Version of the protocol. Stages talk to each other only when theirs are equal.
+pub const PROTOCOL: u32 = 1;
+
+/// Stages of a chain at most.
+pub const MAX_STAGES: usize = 64;
