@@ -56,7 +56,7 @@ pub(super) fn report_from_message(message: pb::Report, limits: &FrameLimits) -> 
 
 fn picked_to_message(picked: Picked) -> pb::Picked {
     let (top_ids, top_logprobs) = picked.top.iter().map(|&(id, logprob)| (id.cast_unsigned(), logprob)).unzip();
-    pb::Picked { id: picked.id.cast_unsigned(), logprob: picked.logprob, top_ids, top_logprobs }
+    pb::Picked { id: picked.id.cast_unsigned(), logprob: picked.logprob, top_ids, top_logprobs, over: picked.over }
 }
 
 fn picked_from_message(field: &str, picked: pb::Picked, limits: &FrameLimits) -> Result<Picked, FrameError> {
@@ -71,6 +71,7 @@ fn picked_from_message(field: &str, picked: pb::Picked, limits: &FrameLimits) ->
         id: check::token(field, picked.id, limits)?,
         logprob: picked.logprob,
         top: ids.into_iter().zip(picked.top_logprobs).collect(),
+        over: picked.over,
     })
 }
 

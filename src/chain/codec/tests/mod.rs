@@ -112,8 +112,8 @@ pub(super) fn info() -> StageInfo {
 
 pub(super) fn report() -> StepReport {
     let outcome = Outcome {
-        scored: vec![Picked { id: 3, logprob: Some(-0.5), top: vec![(3, -0.5), (99, -7.25)] }],
-        chosen: vec![Picked { id: 0, logprob: None, top: Vec::new() }],
+        scored: vec![Picked { id: 3, logprob: Some(-0.5), top: vec![(3, -0.5), (99, -7.25)], over: false }],
+        chosen: vec![Picked { id: 0, logprob: None, top: Vec::new(), over: true }],
         draft: Some(0),
         no_guess: false,
         fault: None,
@@ -221,7 +221,7 @@ fn the_largest_frames_fit() {
     frame.grammar = Some(GrammarSpec::Lark("a".repeat(1 << 18)));
     decode_down(encode_down(Down::Open(frame), WireDtype::F32).unwrap(), &limits).unwrap();
 
-    let picked = Picked { id: i32::MAX - 1, logprob: Some(-1.0), top: vec![(i32::MAX - 1, -1.0); 255] };
+    let picked = Picked { id: i32::MAX - 1, logprob: Some(-1.0), top: vec![(i32::MAX - 1, -1.0); 255], over: true };
     let outcome = Outcome { scored: vec![picked; n as usize], ..Outcome::default() };
     let result = StepResult { ticket: 1, outcomes: vec![(SeqId(0), outcome)] };
     decode_up(encode_up(Up::Done(StepReport { result, compute_us: vec![u64::MAX; 64] })), &limits).unwrap();

@@ -30,8 +30,8 @@ fn steps() -> impl Strategy<Value = StepFrame> {
 
 fn reports() -> impl Strategy<Value = StepReport> {
     let logprob = -100.0..0.0_f32;
-    let picked = (0..100_i32, prop::option::of(logprob.clone()), vec((0..100_i32, logprob), 0..3))
-        .prop_map(|(id, logprob, top)| Picked { id, logprob, top });
+    let picked = (0..100_i32, prop::option::of(logprob.clone()), vec((0..100_i32, logprob), 0..3), any::<bool>())
+        .prop_map(|(id, logprob, top, over)| Picked { id, logprob, top, over });
     let outcome = (vec(picked.clone(), 0..2), vec(picked, 0..2), prop::option::of(0..100_i32), any::<bool>(), "[a-z]?")
         .prop_map(|(scored, chosen, draft, no_guess, fault)| {
             let fault = (!fault.is_empty()).then_some(TailError::Remote(fault));
