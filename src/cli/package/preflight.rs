@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use super::print_json;
 use crate::{
-    cli::package::plan::plan_package,
+    cli::package::plan::{Wish, plan_package},
     package::{Code, Issue, Package, PreflightOptions, preflight},
 };
 
@@ -31,8 +31,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut no_plan = None;
     // A package that cannot be opened has no plan; the report says why.
     if let (Some(stages), Ok(package)) = (args.stages, Package::open(&args.package)) {
-        match plan_package(&package, stages, args.allow_uncertified_cuts) {
-            Ok(plan) => options.stages = plan.iter().map(|stage| stage.layers).collect(),
+        let wish = Wish { stages, uncertified: args.allow_uncertified_cuts, ..Wish::default() };
+        match plan_package(&package, &wish) {
+            Ok(plan) => options.stages = plan.stages.iter().map(|stage| stage.layers).collect(),
             Err(error) => no_plan = error.downcast::<crate::package::plan::PlanError>().ok(),
         }
     }

@@ -49,7 +49,7 @@ fn plan_balances_bytes_and_counts_a_tied_head_twice() {
     assert_eq!(stages[1]["tensor_bytes"].as_u64(), Some(layers(&stages[1]) * layer));
     assert_eq!(stages[2]["tensor_bytes"].as_u64(), Some(embeddings + output + layers(&stages[2]) * layer));
     let text = run("plan", &written.package(), &["--stages", "2"]);
-    assert!(text.stdout.contains("stage 1: layers 3..6") && text.stdout.contains("--split 3"), "{}", text.stdout);
+    assert!(text.stdout.contains("    1    3..6  ") && text.stdout.contains("--split 3"), "{}", text.stdout);
 }
 
 #[test]
