@@ -23,6 +23,7 @@ enum Command {
     /// Measure against llama.cpp used the plain way, in this process
     #[command(subcommand)]
     Bench(cli::bench::BenchCommand),
+    Certs(cli::certs::CertsArgs),
 }
 
 fn main() -> ExitCode {
@@ -31,5 +32,6 @@ fn main() -> ExitCode {
         Command::Resolve(args) => cli::resolve::run(&args),
         Command::Parity(args) => cli::parity::run(&args),
         Command::Bench(command) => cli::bench::run(&command),
+        Command::Certs(args) => cli::certs::run(&args),
     })
 }

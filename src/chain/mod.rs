@@ -7,14 +7,30 @@
 //! Nothing that a peer sends reaches an engine unchecked: [`codec`] holds every frame against the limits agreed on when
 //! the link was made, and a frame that lies ends the link.
 
+pub mod certs;
 pub mod codec;
 mod frame;
+mod guard;
+mod handshake;
 mod limits;
+pub mod link;
+pub mod listen;
+mod queue;
+mod security;
+mod target;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use self::{
     frame::{Down, Fault, FaultCode, Hello, RemoteOpening, StageInfo, StepFrame, StepReport, Up},
+    handshake::{Disagreement, LocalStage},
     limits::FrameLimits,
+    link::{Link, LinkError, LinkOptions, LinkReceiver, LinkSender},
+    listen::{LinkFrames, ListenError, ReplySender, Session},
+    queue::LinkEnded,
+    security::{LinkToken, Security, SecurityError, TlsFiles},
+    target::{Target, TargetError},
     wire::WireDtype,
 };
 

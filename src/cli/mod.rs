@@ -2,6 +2,7 @@
 
 #[cfg(feature = "engine")]
 pub mod bench;
+pub mod certs;
 #[cfg(feature = "engine")]
 pub mod engine;
 pub mod package;

@@ -5,8 +5,8 @@
 use metrics::Unit;
 
 use super::labels::{
-    Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, KvKind, LoadPhase, Method, PromptSource,
-    Route, STATUS_CODES, StepPhase,
+    Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, FaultCode, Finish, KvKind, LinkConnect, LoadPhase,
+    Method, PromptSource, Route, STATUS_CODES, StepPhase,
 };
 use crate::policy;
 
@@ -153,6 +153,18 @@ pub const POLICY_DECISIONS: &str = "skippy_policy_decisions_total";
 pub const POLICY_DENSE_MASK_AVOIDED: &str = "skippy_policy_dense_mask_avoided_bytes_total";
 /// Top-k lists across stage boundaries.
 pub const INDEXSHARE_SIDEBAND: &str = "skippy_indexshare_sideband_bytes_total";
+/// Whether there are links.
+pub const LINK_UP: &str = "skippy_link_up";
+/// Frames on links.
+pub const LINK_FRAMES: &str = "skippy_link_frames_total";
+/// Their bytes.
+pub const LINK_BYTES: &str = "skippy_link_bytes_total";
+/// Round trip of the link to the next stage.
+pub const LINK_RTT: &str = "skippy_link_rtt_seconds";
+/// Faults on links.
+pub const LINK_FAULTS: &str = "skippy_link_faults_total";
+/// Attempts to reach the next stage.
+pub const LINK_CONNECTS: &str = "skippy_link_connects_total";
 /// Rows of the `dsa` engine's cache.
 pub const KV_ROWS: &str = "skippy_kv_rows";
 /// Start-up time.
@@ -187,6 +199,9 @@ const TOKEN_EDGES: &[f64] = &[
 ];
 /// Calls of a draft head: a single layer, and the output matrix.
 const DRAFT_EDGES: &[f64] =
+    &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Round trips between stages: from loopback to other continents.
+const RTT_EDGES: &[f64] =
     &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 /// Rows of a batch: powers of two.
 const ROW_EDGES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
@@ -330,6 +345,35 @@ pub const CATALOGUE: &[MetricDef] = &[
         labels: &[label("direction", Direction::VALUES)],
         children: Children::AtStart,
     },
+    gauge(
+        LINK_UP,
+        "1 while there is a link from the stage before (in) or to the next one (out), else 0.",
+        &[label("direction", Direction::VALUES)],
+    ),
+    counter(
+        LINK_FRAMES,
+        "Frames received (in) and sent (out) on links to other stages.",
+        &[label("direction", Direction::VALUES)],
+    ),
+    MetricDef {
+        name: LINK_BYTES,
+        kind: Kind::Counter,
+        unit: Some(Unit::Bytes),
+        help: "Bytes of those frames, without what HTTP/2 and TLS add.",
+        labels: &[label("direction", Direction::VALUES)],
+        children: Children::AtStart,
+    },
+    seconds(LINK_RTT, "Round trip to the next stage and back, measured once a second.", &[], RTT_EDGES),
+    counter(
+        LINK_FAULTS,
+        "Faults told or heard on links, by code; links lost without a word count as unavailable.",
+        &[label("code", FaultCode::VALUES)],
+    ),
+    counter(
+        LINK_CONNECTS,
+        "Attempts to reach the next stage, by how they ended.",
+        &[label("outcome", LinkConnect::VALUES)],
+    ),
     MetricDef {
         name: LOAD_DURATION,
         kind: Kind::Gauge,

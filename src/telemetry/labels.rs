@@ -110,12 +110,30 @@ label_values! {
 }
 
 label_values! {
-    /// Which way something crosses a stage boundary.
+    /// Which way something crosses a stage boundary, or a link.
     Direction {
-        /// From the stage before.
+        /// Into this stage; of links, the one from the stage before.
         In => "in",
-        /// To the stage behind.
+        /// Out of this stage; of links, the one to the stage behind.
         Out => "out",
+    }
+}
+
+label_values! {
+    /// How an attempt to reach the next stage ended.
+    LinkConnect {
+        /// There is a link.
+        Up => "up",
+        /// The stages do not fit together, or the next one is busy.
+        Refused => "refused",
+        /// Nobody answers, or nothing may be sent there.
+        Unreachable => "unreachable",
+        /// Nobody answered in time.
+        Timeout => "timeout",
+        /// The token is missing or wrong.
+        Unauthenticated => "unauthenticated",
+        /// The other end does not speak the protocol.
+        Protocol => "protocol",
     }
 }
 

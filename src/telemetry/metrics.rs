@@ -9,8 +9,8 @@ use metrics::{counter, gauge, histogram};
 use super::{
     catalogue as names,
     labels::{
-        Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, Finish, KvKind, LoadPhase, Method,
-        PromptSource, Route, StepPhase, status_code,
+        Direction, DraftPosition, DraftingStopped, Endpoint, ErrorKind, FaultCode, Finish, KvKind, LinkConnect,
+        LoadPhase, Method, PromptSource, Route, StepPhase, status_code,
     },
 };
 use crate::policy::{Decision, Profile};
@@ -149,6 +149,45 @@ pub fn policy_decision(profile: Profile, decision: &Decision) {
 /// `bytes` of top-k lists have crossed a boundary of this stage.
 pub fn indexshare_sideband(direction: Direction, bytes: u64) {
     counter!(names::INDEXSHARE_SIDEBAND, "direction" => direction.label()).increment(bytes);
+}
+
+/// A frame of `bytes` has come or gone on a link.
+pub fn link_frame(direction: Direction, bytes: usize) {
+    counter!(names::LINK_FRAMES, "direction" => direction.label()).increment(1);
+    counter!(names::LINK_BYTES, "direction" => direction.label()).increment(bytes as u64);
+}
+
+/// The next stage has answered a ping after `took`.
+pub fn link_rtt(took: Duration) {
+    histogram!(names::LINK_RTT).record(took);
+}
+
+/// A fault was told or heard on a link.
+pub fn link_fault(code: FaultCode) {
+    counter!(names::LINK_FAULTS, "code" => code.label()).increment(1);
+}
+
+/// An attempt to reach the next stage has ended.
+pub fn link_connect(outcome: LinkConnect) {
+    counter!(names::LINK_CONNECTS, "outcome" => outcome.label()).increment(1);
+}
+
+/// There is a link, until this is dropped.
+#[derive(Debug)]
+pub struct LinkUp(Direction);
+
+impl LinkUp {
+    /// There is one from now on.
+    pub fn new(direction: Direction) -> Self {
+        gauge!(names::LINK_UP, "direction" => direction.label()).increment(1.0);
+        Self(direction)
+    }
+}
+
+impl Drop for LinkUp {
+    fn drop(&mut self) {
+        gauge!(names::LINK_UP, "direction" => self.0.label()).decrement(1.0);
+    }
 }
 
 /// The rows that a stage holds have changed by `change`.

@@ -34,6 +34,11 @@ fn scrape_after_everything() -> String {
         let inputs = policy::Inputs::new(policy::Phase::Decode, 1, 100);
         policy_decision(policy::Profile::None, &policy::Resolver::default().resolve(&inputs));
         indexshare_sideband(Direction::In, 3072);
+        std::mem::forget(LinkUp::new(Direction::In));
+        link_frame(Direction::Out, 4096);
+        link_rtt(second);
+        link_fault(FaultCode::Busy);
+        link_connect(LinkConnect::Timeout);
         kv_rows(KvKind::Indexer, 12);
         kv_rows(KvKind::Indexer, -5);
         load_finished(LoadPhase::Verify, second);

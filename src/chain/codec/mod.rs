@@ -8,7 +8,7 @@ mod hello;
 mod opening;
 mod step;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod up;
 
 use bytes::Bytes;

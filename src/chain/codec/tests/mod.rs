@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Four rows of three sequences at width 2.
-pub(super) fn limits() -> FrameLimits {
+pub(in crate::chain) fn limits() -> FrameLimits {
     FrameLimits::new(2, 4, 3, 8, true).with_vocabulary(100)
 }
 
@@ -21,7 +21,7 @@ fn row(seq: u32, pos: u32, output: bool) -> Row {
     Row { seq: SeqId(seq), pos, output }
 }
 
-pub(super) fn step() -> StepFrame {
+pub(in crate::chain) fn step() -> StepFrame {
     let span = |seq, purpose, path, drafts| Span { seq: SeqId(seq), purpose, path, drafts };
     StepFrame {
         step: Step {
@@ -39,7 +39,7 @@ pub(super) fn step() -> StepFrame {
     }
 }
 
-pub(super) fn opening() -> RemoteOpening {
+pub(in crate::chain) fn opening() -> RemoteOpening {
     RemoteOpening {
         opening: Opening {
             seq: SeqId(2),
@@ -63,7 +63,7 @@ pub(super) fn opening() -> RemoteOpening {
     }
 }
 
-pub(super) fn hello() -> Hello {
+pub(in crate::chain) fn hello() -> Hello {
     Hello {
         protocol: 1,
         package_sha256: "0a".repeat(32),
@@ -84,7 +84,7 @@ pub(super) fn hello() -> Hello {
     }
 }
 
-pub(super) fn info() -> StageInfo {
+pub(in crate::chain) fn info() -> StageInfo {
     StageInfo {
         index: 1,
         instance: "two".into(),
@@ -110,7 +110,7 @@ pub(super) fn info() -> StageInfo {
     }
 }
 
-pub(super) fn report() -> StepReport {
+pub(in crate::chain) fn report() -> StepReport {
     let outcome = Outcome {
         scored: vec![Picked { id: 3, logprob: Some(-0.5), top: vec![(3, -0.5), (99, -7.25)], over: false }],
         chosen: vec![Picked { id: 0, logprob: None, top: Vec::new(), over: true }],
@@ -123,7 +123,7 @@ pub(super) fn report() -> StepReport {
     StepReport { result: StepResult { ticket: 9, outcomes }, compute_us: vec![0, 12, u64::MAX] }
 }
 
-pub(super) fn downs() -> Vec<Down> {
+pub(in crate::chain) fn downs() -> Vec<Down> {
     vec![
         Down::Hello(hello()),
         Down::Open(opening()),
@@ -134,14 +134,14 @@ pub(super) fn downs() -> Vec<Down> {
     ]
 }
 
-pub(super) fn ups() -> Vec<Up> {
+pub(in crate::chain) fn ups() -> Vec<Up> {
     let fault = |code: &FaultCode| Up::Fault(Fault { stage: 2, code: *code, text: "why".into() });
     let plain = [Up::Welcome(vec![info(), info()]), Up::Done(report()), Up::Pong { id: 0 }];
     plain.into_iter().chain(FaultCode::ALL.iter().map(fault)).collect()
 }
 
 /// [`Down`] has no `==`; its debug form tells floats exactly.
-pub(super) fn shown(frame: &impl std::fmt::Debug) -> String {
+pub(in crate::chain) fn shown(frame: &impl std::fmt::Debug) -> String {
     format!("{frame:?}")
 }
 
