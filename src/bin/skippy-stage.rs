@@ -18,6 +18,8 @@ enum Command {
     Serve(Box<cli::serve::ServeArgs>),
     /// Say which attention path a package takes with given inputs, and why
     Resolve(cli::resolve::ResolveArgs),
+    /// Serve layers that are not the first to the stage in front of them
+    Stage(Box<cli::stage::StageArgs>),
     /// Compare a model cut in two with the whole one, at every cut
     Parity(cli::parity::ParityArgs),
     /// Measure against llama.cpp used the plain way, in this process
@@ -29,6 +31,7 @@ enum Command {
 fn main() -> ExitCode {
     cli::exit(match Cli::parse().command {
         Command::Serve(args) => cli::serve::run(*args),
+        Command::Stage(args) => cli::stage::run(*args),
         Command::Resolve(args) => cli::resolve::run(&args),
         Command::Parity(args) => cli::parity::run(&args),
         Command::Bench(command) => cli::bench::run(&command),

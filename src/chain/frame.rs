@@ -50,6 +50,12 @@ pub enum Up {
     Done(StepReport),
     /// Something failed; nothing comes behind it.
     Fault(Fault),
+    /// A stage is about to end. It goes on with what it has been sent; the first stage finishes the requests that run, takes
+    /// no others, and then ends the session.
+    Draining {
+        /// Its place in the chain.
+        stage: u32,
+    },
     /// Answers [`Down::Ping`].
     Pong {
         /// Of the ping.

@@ -414,7 +414,7 @@ impl Reader {
             }
             Up::Welcome(_) => return Err(FrameError::new("frame", "a second welcome", "reports").into()),
             Up::Fault(fault) => metrics::link_fault(fault.code),
-            Up::Done(_) => {}
+            Up::Done(_) | Up::Draining { .. } => {}
         }
         self.filler.send(Ok(up)).await.map_err(|_| LinkEnded::Closed)
     }

@@ -12,26 +12,32 @@ pub mod codec;
 mod frame;
 mod guard;
 mod handshake;
+mod head;
 mod limits;
 pub mod link;
 pub mod listen;
 mod queue;
 mod security;
+mod status;
 mod target;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod worker;
 
 pub use self::{
     frame::{Down, Fault, FaultCode, Hello, RemoteOpening, StageInfo, StepFrame, StepReport, Up},
     handshake::{Disagreement, LocalStage},
+    head::{Chain, Onward},
     limits::FrameLimits,
     link::{Link, LinkError, LinkOptions, LinkReceiver, LinkSender},
     listen::{LinkFrames, ListenError, ReplySender, Session},
     queue::LinkEnded,
     security::{LinkToken, Security, SecurityError, TlsFiles},
+    status::{ChainStatus, ChainView},
     target::{Target, TargetError},
     wire::WireDtype,
+    worker::{Drain, Next, Worker},
 };
 
 /// Version of the protocol. Stages talk to each other only when theirs are equal.

@@ -41,6 +41,16 @@ pub enum Engine {
     Dsa,
 }
 
+impl Engine {
+    /// Its name.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Dsa => "dsa",
+        }
+    }
+}
+
 /// How stages are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {

@@ -5,12 +5,16 @@ pub mod bench;
 pub mod certs;
 #[cfg(feature = "engine")]
 pub mod engine;
+#[cfg(feature = "engine")]
+pub mod link;
 pub mod package;
 #[cfg(feature = "engine")]
 pub mod parity;
 pub mod resolve;
 #[cfg(feature = "engine")]
 pub mod serve;
+#[cfg(feature = "engine")]
+pub mod stage;
 
 use std::{io::IsTerminal as _, process::ExitCode};
 use tracing_subscriber::{

@@ -10,7 +10,7 @@ use super::{AppState, probes};
 use crate::telemetry::metrics::set_health;
 
 /// Classic text format, the one every scraper reads.
-const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+pub(super) const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
 pub(super) async fn scrape(State(state): State<AppState>) -> impl IntoResponse {
     set_health(probes::is_ready(&state), state.serve().status().beat_age);

@@ -5,6 +5,7 @@
 //! against the tables in this module.
 
 mod auth;
+mod chain;
 pub mod error;
 mod extract;
 pub mod fields;
@@ -20,6 +21,7 @@ mod server;
 mod sse;
 pub mod tokenize;
 mod wire;
+mod worker;
 
 #[cfg(test)]
 mod tests;
@@ -49,6 +51,7 @@ pub use self::{
     auth::{ApiKeys, KeyError},
     middleware::cors::{CorsOrigin, OriginError},
     server::{Ended, run, signals},
+    worker::{WorkerState, serve_worker},
 };
 
 use self::{

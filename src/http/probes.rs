@@ -125,9 +125,15 @@ fn readiness(state: &AppState) -> Result<(), Failed> {
     if state.is_shutting_down() {
         return Err(Failed { check: "shutdown", reason: "the server is shutting down".to_owned() });
     }
-    let reason = match state.serve().status().phase {
-        Phase::Ready => return Ok(()),
-        Phase::Loading => return Err(Failed { check: "model", reason: "the model is loading".to_owned() }),
+    let status = state.serve().status();
+    let reason = match status.phase {
+        Phase::Ready => return status.unavailable.map_or(Ok(()), |reason| Err(Failed { check: "chain", reason })),
+        Phase::Loading => {
+            let lost = state.serve().chain_status().view().lost;
+            let chain =
+                lost.map(|why| Failed { check: "chain", reason: format!("the chain does not stand yet: {why}") });
+            return Err(chain.unwrap_or(Failed { check: "model", reason: "the model is loading".to_owned() }));
+        }
         Phase::Draining | Phase::Stopped => "the server is shutting down",
         Phase::Failed => "the model could not be loaded",
     };

@@ -6,7 +6,7 @@ use axum::{
 };
 
 use super::{
-    AppState,
+    AppState, chain,
     fields::Field,
     metrics, models,
     openai::{self, chat, completions},
@@ -107,6 +107,8 @@ pub(super) const API: &[Operation] = &[
         .answers(Answer::Json("Tokens"), "Text to token ids"),
     Operation::post("/detokenize", Route::Detokenize, tokenize::DETOKENIZE_FIELDS, || post(tokenize::detokenize))
         .answers(Answer::Json("Content"), "Token ids to text"),
+    Operation::get("/v1/chain", Route::Chain, || get(chain::show))
+        .answers(Answer::Json("Chain"), "The stages that serve the model"),
     Operation::get("/v1/policy", Route::Policy, || get(policy::show))
         .answers(Answer::Json("Policy"), "How the server decides which way attention runs"),
     Operation::post("/v1/policy/explain", Route::PolicyExplain, policy::EXPLAIN_FIELDS, || post(policy::explain))

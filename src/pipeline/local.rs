@@ -3,9 +3,14 @@
 use super::{Opening, Pipeline, Step, StepResult, Tail, TailError};
 use crate::{
     stage::{SeqId, SpanDecision, StageEngine, StageError, StageInput, StageShape},
+    telemetry::metrics,
     text::TextModel,
 };
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// One engine that owns every layer. A step is over when [`submit`](Pipeline::submit) returns.
 pub struct Local {
@@ -32,12 +37,14 @@ impl Pipeline for Local {
     }
 
     fn open(&mut self, opening: Opening) -> Result<Option<TailError>, StageError> {
-        Ok(self.tail.open(opening))
+        Ok(self.tail.open(opening, None))
     }
 
     fn submit(&mut self, step: &Step) -> Result<(), StageError> {
+        let began = Instant::now();
         rewind(self.engine.as_mut(), step)?;
         let result = self.tail.run(self.engine.as_mut(), step, StageInput::Tokens(&step.tokens))?;
+        metrics::stage_busy(began.elapsed());
         self.done.push_back(result);
         Ok(())
     }

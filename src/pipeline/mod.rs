@@ -184,6 +184,17 @@ pub trait Pipeline: Send {
     /// [`StageError`].
     fn restore(&mut self, seq: SeqId, state: &[u8], n_rows: u32) -> Result<(), StageError>;
 
+    /// A stage that is about to end, and wants no more requests. Those that run may finish; then
+    /// [`release`](Self::release) lets it go.
+    fn draining(&self) -> Option<&str> {
+        None
+    }
+
+    /// Lets go of all stages on other machines: they count as lost from now on.
+    fn release(&mut self) -> StageError {
+        StageError::Unsupported("do without its stages")
+    }
+
     /// After [`StageError::Unavailable`]: whether there is a chain again. All its sequences are empty then, and closed.
     /// Until then nothing but `truncate` works, which has nothing to do.
     fn revive(&mut self) -> bool {

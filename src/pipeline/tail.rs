@@ -44,12 +44,13 @@ impl Tail {
         Self { text, n_vocab, places: (0..n_seq).map(|_| None).collect(), questions: Vec::new() }
     }
 
-    /// A request begins on a sequence. Returns what is wrong with it, which is also the outcome of its first row.
-    pub fn open(&mut self, opening: Opening) -> Option<TailError> {
+    /// A request begins on a sequence. Returns what is wrong with it, which is also the outcome of its first row; `fault` is
+    /// what is known to be wrong already.
+    pub fn open(&mut self, opening: Opening, fault: Option<TailError>) -> Option<TailError> {
         let Some(place) = self.places.get_mut(opening.seq.0 as usize) else {
             return Some(TailError::NotOpen(opening.seq));
         };
-        let picker = Picker::new(&opening, self.text.as_ref());
+        let picker = fault.map_or_else(|| Picker::new(&opening, self.text.as_ref()), Err);
         let fault = picker.as_ref().err().cloned();
         let chosen = u32::try_from(opening.text.len()).unwrap_or(u32::MAX).saturating_sub(opening.prompt);
         *place = Some(Place { opening, picker, chosen });

@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::{
+    chain::ChainStatus,
     chat::{TemplateError, Templates},
     grammar::{GrammarEngine, GrammarError},
     package::LayerRange,
@@ -115,6 +116,7 @@ pub struct ServeHandle {
 
 struct Inner {
     shared: Arc<Shared>,
+    chain: Arc<ChainStatus>,
     loaded: OnceLock<Loaded>,
     options: ServeOptions,
 }
@@ -143,7 +145,8 @@ impl ServeHandle {
     /// A server without a model yet: it answers [`status`](Self::status) and refuses requests with
     /// [`ServeError::Loading`] until the starter is used.
     pub fn loading(options: ServeOptions) -> (Self, Starter) {
-        let inner = Arc::new(Inner { shared: Arc::new(Shared::new()), loaded: OnceLock::new(), options });
+        let (shared, chain, loaded) = (Arc::new(Shared::new()), Arc::default(), OnceLock::new());
+        let inner = Arc::new(Inner { shared, chain, loaded, options });
         (Self { inner: inner.clone() }, Starter { inner })
     }
 
@@ -185,6 +188,11 @@ impl ServeHandle {
     /// A reading of the state. Never touches the engine.
     pub fn status(&self) -> Status {
         self.inner.shared.status()
+    }
+
+    /// What is known of the stages behind this process's own; written by whoever connects to them.
+    pub fn chain_status(&self) -> Arc<ChainStatus> {
+        self.inner.chain.clone()
     }
 
     /// Requests since the start.

@@ -176,7 +176,7 @@ impl Scheduler {
             self.apply_drain()?;
             if self.lost.is_some() {
                 self.await_chain()?;
-            } else {
+            } else if !self.heed_draining()? {
                 self.admit()?;
             }
             if self.is_idle() && (self.drain.is_some() || !self.connected) {
@@ -323,7 +323,8 @@ impl Scheduler {
     /// Gives every lane what the step has brought it.
     fn apply(&mut self, result: StepResult) -> Result<(), ServeError> {
         // Steps from before a fault are of no interest any more.
-        let Some(flight) = self.flights.pop_front_if(|flight| flight.ticket == result.ticket) else { return Ok(()) };
+        let expected = self.flights.front().is_some_and(|flight| flight.ticket == result.ticket);
+        let Some(flight) = expected.then(|| self.flights.pop_front()).flatten() else { return Ok(()) };
         let now = Instant::now();
         let mut outcomes = result.outcomes.into_iter().peekable();
         for (index, age, part) in flight.parts {

@@ -189,7 +189,7 @@ impl Pieces {
     }
 
     /// Pieces that suit both.
-    fn common(self, other: Self) -> Self {
+    pub(crate) fn common(self, other: Self) -> Self {
         Self { unit: common_step(self.unit, other.unit), most: self.most.min(other.most) }
     }
 }

@@ -165,6 +165,8 @@ pub const LINK_RTT: &str = "skippy_link_rtt_seconds";
 pub const LINK_FAULTS: &str = "skippy_link_faults_total";
 /// Attempts to reach the next stage.
 pub const LINK_CONNECTS: &str = "skippy_link_connects_total";
+/// Time that the stage of this process computes.
+pub const STAGE_BUSY: &str = "skippy_stage_busy_seconds";
 /// Rows of the `dsa` engine's cache.
 pub const KV_ROWS: &str = "skippy_kv_rows";
 /// Start-up time.
@@ -255,8 +257,14 @@ pub const CATALOGUE: &[MetricDef] = &[
     seconds(PREFILL_DURATION, "Time from getting a lane to the first generated token.", &[], REQUEST_EDGES),
     seconds(DECODE_DURATION, "Time from the first to the last generated token of a request.", &[], REQUEST_EDGES),
     seconds(
+        STAGE_BUSY,
+        "Time that the layers of this process took for one step; what is left of the clock, they waited.",
+        &[],
+        TOKEN_EDGES,
+    ),
+    seconds(
         ENGINE_STEP,
-        "Time of one forward pass through the stage, by what its rows were for.",
+        "Time of one forward pass through all stages, by what its rows were for.",
         &[label("phase", StepPhase::VALUES)],
         TOKEN_EDGES,
     ),

@@ -214,6 +214,8 @@ label_values! {
         Tokenize => "/tokenize",
         /// Token ids to text.
         Detokenize => "/detokenize",
+        /// The stages that serve the model.
+        Chain => "/v1/chain",
         /// The resolved attention policy.
         Policy => "/v1/policy",
         /// What the policy would do.

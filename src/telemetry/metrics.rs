@@ -172,6 +172,11 @@ pub fn link_connect(outcome: LinkConnect) {
     counter!(names::LINK_CONNECTS, "outcome" => outcome.label()).increment(1);
 }
 
+/// The layers of this process took so long for a step.
+pub fn stage_busy(took: Duration) {
+    histogram!(names::STAGE_BUSY).record(took);
+}
+
 /// There is a link, until this is dropped.
 #[derive(Debug)]
 pub struct LinkUp(Direction);
@@ -308,7 +313,7 @@ pub(super) fn register_http_routes() {
             | Route::Tokenize
             | Route::Detokenize
             | Route::PolicyExplain => Method::Post.label(),
-            Route::Models | Route::Model | Route::Policy | Route::OpenApi => Method::Get.label(),
+            Route::Models | Route::Model | Route::Chain | Route::Policy | Route::OpenApi => Method::Get.label(),
             Route::Unsupported | Route::Unmatched => continue,
         };
         counter!(names::HTTP_REQUESTS, "method" => method, "route" => route.label(), "code" => "200").increment(0);

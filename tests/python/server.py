@@ -58,7 +58,7 @@ def run(*args):
 class Server:
     """One server process on a free loopback port, started and ready when the constructor returns."""
 
-    def __init__(self, *args, package=PACKAGE, env=None):
+    def __init__(self, *args, package=PACKAGE, env=None, ready=True):
         self.process = subprocess.Popen(
             command(package, "--bind", "127.0.0.1:0", *args),
             env=environment(**(env or {})),
@@ -76,7 +76,8 @@ class Server:
         try:
             self._listening.wait(PATIENCE_S)
             assert self.url, f"the server named no address:\n{self.log_text()}"
-            self.wait_until(lambda: self.get("/readyz")[0] == 200, "ready")
+            if ready:
+                self.wait_until(lambda: self.get("/readyz")[0] == 200, "ready")
         except BaseException:
             self.kill()
             raise
@@ -135,7 +136,8 @@ class Server:
         """Sum over the series of `name` that carry `labels`. The name must be known; a status that nobody had is 0."""
         status, text = self.get("/metrics")
         assert status == 200
-        assert f"# TYPE {name} " in text, f"/metrics does not know {name}"
+        family = re.sub(r"_(sum|count|bucket)$", "", name)
+        assert f"# TYPE {name} " in text or f"# TYPE {family} histogram" in text, f"/metrics does not know {name}"
         return sum(value for found, found_labels, value in samples(text)
                    if found == name and labels.items() <= found_labels.items())
 

@@ -120,6 +120,7 @@ pub(super) fn up_to_message(up: Up) -> pb::Up {
         }
         Up::Done(report) => Frame::Done(up::report_to_message(report)),
         Up::Fault(fault) => Frame::Fault(up::fault_to_message(fault)),
+        Up::Draining { stage } => Frame::Draining(stage),
         Up::Pong { id } => Frame::Pong(id),
     };
     pb::Up { frame: Some(frame) }
@@ -131,6 +132,7 @@ pub(super) fn up_from_message(message: pb::Up, limits: &FrameLimits) -> Result<U
         Frame::Welcome(welcome) => Up::Welcome(hello::infos_from_message(welcome)?),
         Frame::Done(report) => Up::Done(up::report_from_message(report, limits)?),
         Frame::Fault(fault) => Up::Fault(up::fault_from_message(fault)?),
+        Frame::Draining(stage) => Up::Draining { stage },
         Frame::Pong(id) => Up::Pong { id },
     })
 }

@@ -8,7 +8,10 @@ use super::{
     models::{self, ModelTables},
 };
 use crate::{
-    cli::engine::EngineChoice,
+    cli::{
+        engine::EngineChoice,
+        link::{LinkFlagError, LinkFlags},
+    },
     http::{ApiKeys, CorsOrigin, KeyError},
     package::LayerRange,
     policy::{Overrides, Path as AttentionPath},
@@ -34,6 +37,17 @@ pub enum CacheType {
     #[value(name = "q8_0")]
     #[serde(rename = "q8_0")]
     Q8_0,
+}
+
+impl CacheType {
+    /// The flag's value.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
 }
 
 /// Form of log lines on stderr.
@@ -169,6 +183,10 @@ pub struct ServeFlags {
     /// Form of log lines on stderr [default: text]
     #[arg(long, env = "SKIPPY_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
+    /// Where the chain goes on.
+    #[command(flatten)]
+    #[serde(default)]
+    pub link: LinkFlags,
 }
 
 /// What holds once flags, environment, file and defaults are joined. Printed by `--print-config`, as TOML that
@@ -212,6 +230,9 @@ pub struct ServeConfig {
     /// How to speculate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculative_strategy: Option<String>,
+    /// Whether the layers are not the first: others hand rows to them. Set by `skippy-stage stage`.
+    #[serde(skip)]
+    pub is_worker: bool,
     /// Whether the command line or the environment says so; then no model has another one.
     #[serde(skip)]
     pub strategy_on_command_line: bool,
@@ -263,6 +284,9 @@ pub struct ServeConfig {
     pub otlp_endpoint: Option<String>,
     /// Form of log lines.
     pub log_format: LogFormat,
+    /// Where the chain goes on. Behind all but the last, as TOML wants tables.
+    #[serde(skip_serializing_if = "is_default")]
+    pub link: LinkFlags,
     /// What holds for single models. Last, as TOML wants tables.
     #[serde(skip_serializing_if = "ModelTables::is_empty")]
     pub models: ModelTables,
@@ -306,6 +330,9 @@ pub enum ConfigError {
         /// Which one, and why.
         source: KeyError,
     },
+    /// Links that cannot be made.
+    #[error(transparent)]
+    Link(#[from] LinkFlagError),
     /// A value outside its range.
     #[error("`{field}` {message}")]
     Value {
@@ -345,9 +372,10 @@ impl ServeFlags {
     pub fn or(self, file: Self) -> Self {
         let strategy_from_file = self.speculative_strategy.is_none() && file.strategy_from_file;
         let models = if self.models.is_empty() { file.models } else { self.models };
+        let link = self.link.or(file.link);
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
             threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, api_key, api_key_file,
-            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, step_tokens, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, otlp_endpoint, speculative_strategy; strategy_from_file, models)
+            cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, step_tokens, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, otlp_endpoint, speculative_strategy; strategy_from_file, models, link)
     }
 
     /// Fills in defaults and checks ranges.
@@ -395,6 +423,7 @@ impl ServeFlags {
             cache_type_v: self.cache_type_v.unwrap_or(CacheType::F16),
             engine: self.engine.unwrap_or_default(),
             gpu_layers: self.gpu_layers,
+            is_worker: false,
             strategy_on_command_line,
             speculative_strategy: self.speculative_strategy,
             attention_decode: self.attention_decode,
@@ -422,6 +451,7 @@ impl ServeFlags {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(30),
             otlp_endpoint: self.otlp_endpoint,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
+            link: checked(self.link)?,
             models: if strategy_on_command_line { ModelTables::new() } else { self.models },
         })
     }
@@ -443,6 +473,22 @@ impl ServeConfig {
             verify: self.attention_verify,
         }
     }
+}
+
+/// Links as far as they can be checked here. Without a next stage there are none.
+fn checked(link: LinkFlags) -> Result<LinkFlags, ConfigError> {
+    if link.target()?.is_none() && !is_default(&link) {
+        let message = "is missing: other settings of links mean nothing without it".into();
+        return Err(ConfigError::Value { field: "next", message });
+    }
+    link.options()?;
+    link.step_timeout()?;
+    link.security()?;
+    Ok(link)
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn within(field: &'static str, value: u32, low: u32, high: u32) -> Result<u32, ConfigError> {

@@ -12,6 +12,13 @@ use crate::http::ApiKeys;
 #[serde(transparent)]
 pub struct Secret(String);
 
+impl Secret {
+    /// The text.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
 impl FromStr for Secret {
     type Err = Infallible;
 

@@ -6,7 +6,8 @@ use crate::{
     cli::engine::{Engine, EngineError, EngineOptions, LoadedChain},
     gguf::{GgufFile, Metadata},
     llama::Threadpool,
-    package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify},
+    package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify, glm_dsa},
+    policy::Role,
     serve::ModelCard,
     spec::{self, DraftHead, Speculation, StrategyError, StrategyPlan},
     stage::{StageEngine, dsa::DraftAttention, llama::LlamaStageOptions},
@@ -40,8 +41,8 @@ pub enum LoadError {
     },
     /// This process would have nobody to talk to.
     #[error(
-        "layers {layers} of 0..{layer_count} lack {missing}: a stage that is part of a chain over the network cannot be \
-         served yet; leave out `--layers` to serve the whole model, or use `--split` to cut it inside one process"
+        "layers {layers} of 0..{layer_count} lack {missing}: say with `--next` where the layers behind them are, run layers \
+         that are not the first with `skippy-stage stage`, or leave out `--layers` to serve the whole model"
     )]
     Incomplete {
         /// The layers asked for.
@@ -50,6 +51,18 @@ pub enum LoadError {
         layer_count: u32,
         /// Which boundary is missing.
         missing: &'static str,
+    },
+    /// Nobody is needed behind these layers.
+    #[error("layers {layers} end the model: leave out `--next`, or let `--layers` end before layer {}", .layers.end())]
+    NothingBehind {
+        /// The layers asked for.
+        layers: LayerRange,
+    },
+    /// Nobody can be in front of these layers.
+    #[error("layers {layers} begin the model: `skippy-stage serve` runs them, `stage` those behind")]
+    NothingBefore {
+        /// The layers asked for.
+        layers: LayerRange,
     },
     /// The stages could not be loaded.
     #[error(transparent)]
@@ -72,6 +85,14 @@ pub struct LoadedModel {
     pub card: ModelCard,
     /// Time spent on opening and checking the package.
     pub verified_in: Duration,
+    /// Id of the model in the package, whatever clients call it.
+    pub model_id: String,
+    /// Bytes of the tensors loaded.
+    pub tensor_bytes: u64,
+    /// What runs the layers.
+    pub kind: Engine,
+    /// Whether the first layer takes the selection of a layer before it (IndexShare).
+    pub takes_top_k: bool,
 }
 
 /// The stages that `config` asks for, in order. Checks the package's manifest, the range and every cut.
@@ -84,11 +105,19 @@ pub fn stages(config: &ServeConfig, package: &Package) -> Result<Vec<LayerRange>
         Some(layers) => layers.within(layer_count)?,
         None => LayerRange::new(0, layer_count)?,
     };
-    let missing = match (layers.start() > 0, layers.end() < layer_count) {
-        (true, true) => Some("the input and the output"),
-        (true, false) => Some("the input"),
-        (false, true) => Some("the output"),
-        (false, false) => None,
+    let (has_input, has_output) = (layers.start() == 0, layers.end() == layer_count);
+    let has_next = config.link.next.is_some();
+    if has_output && has_next {
+        return Err(LoadError::NothingBehind { layers });
+    }
+    if has_input && config.is_worker {
+        return Err(LoadError::NothingBefore { layers });
+    }
+    let missing = match (has_input || config.is_worker, has_output || has_next) {
+        (false, false) => Some("the input and the output"),
+        (false, true) => Some("the input"),
+        (true, false) => Some("the output"),
+        (true, true) => None,
     };
     if let Some(missing) = missing {
         return Err(LoadError::Incomplete { layers, layer_count, missing });
@@ -140,8 +169,25 @@ pub fn speculation(config: &ServeConfig, package: &Package, files: &[StageFiles]
         Some(files) => engine_options(config, 1, 1).engine(&files.metadata.gguf().metadata)?,
         None => Engine::Llama,
     };
-    let head = DraftHead { nextn_layers: &nextn_layers(files), engine: engine == Engine::Dsa };
+    let nextn_layers = match files.last() {
+        // The draft head is on another machine, which will say whether it is there.
+        Some(last) if last.range.end() < last.layer_count => declared_nextn(last),
+        _ => nextn_layers(files),
+    };
+    let head = DraftHead { nextn_layers: &nextn_layers, engine: engine == Engine::Dsa };
     Ok(strategy(config, package)?.fit(head)?)
+}
+
+fn starts_on_a_shared_layer(files: &StageFiles) -> bool {
+    let config = glm_dsa::Config::of_stage(files).ok();
+    config.and_then(|config| config.role(files.range.start())) == Some(Role::Shared)
+}
+
+/// The layers at the end of the model that its metadata calls NextN.
+fn declared_nextn(files: &StageFiles) -> Vec<u32> {
+    let declared = files.metadata.gguf().metadata.arch_uint("nextn_predict_layers").unwrap_or(0);
+    let n = u32::try_from(declared).unwrap_or(u32::MAX).min(files.layer_count);
+    (files.layer_count - n..files.layer_count).collect()
 }
 
 /// Layers with NextN tensors.
@@ -169,6 +215,12 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
     let speculation = speculation(config, &package, &files)?;
     let options = engine_options(config, ctx_size, speculation.kind.window());
+    let kind = options.engine(&metadata)?;
+    let takes_top_k = kind == Engine::Dsa && files.first().is_some_and(starts_on_a_shared_layer);
+    let mut tensor_bytes = 0u64;
+    for range in stages(config, &package)? {
+        tensor_bytes = tensor_bytes.saturating_add(package.select(range)?.tensor_bytes());
+    }
     let LoadedChain { chain, text, resolver } = options.load(files, package.manifest().generation.as_ref(), &pool)?;
 
     let shape = chain.shape();
@@ -180,7 +232,7 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         layers: shape.layers,
         n_ctx: ctx_size,
         n_embd: u32::try_from(shape.n_embd).unwrap_or(u32::MAX),
-        n_vocab: u32::try_from(shape.n_vocab).unwrap_or(u32::MAX),
+        n_vocab: text.n_vocab(),
         package_digest: package.manifest_sha256().to_string(),
         arch: metadata.arch().unwrap_or("unknown").to_owned(),
         abi: manifest.skippy_abi_version.to_string(),
@@ -188,7 +240,9 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
         chat: templates(&metadata, &text),
         speculation,
     };
-    Ok(LoadedModel { engine: Box::new(chain), text: Arc::new(text), card, verified_in })
+    let (engine, text) = (Box::new(chain), Arc::new(text));
+    let model_id = manifest.model_id.clone();
+    Ok(LoadedModel { engine, text, card, verified_in, model_id, tensor_bytes, kind, takes_top_k })
 }
 
 /// The model's chat templates. Without them it still completes texts.

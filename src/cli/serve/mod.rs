@@ -1,5 +1,6 @@
 //! `skippy-stage serve`: load a layer package, serve the OpenAI API.
 
+pub(crate) mod chain;
 pub mod config;
 pub mod keys;
 mod load;
@@ -102,8 +103,9 @@ async fn serve(config: ServeConfig, metrics: PrometheusHandle) -> anyhow::Result
     let (handle, starter) = ServeHandle::loading(serve_options(&config));
     let options = http_options(&config)?;
     // Loading happens on a thread of its own, so that probes answer and a signal ends it.
-    let loader =
-        std::thread::Builder::new().name("skippy-load".into()).spawn(move || load_and_start(&config, starter))?;
+    let (runtime, waiting) = (tokio::runtime::Handle::current(), handle.clone());
+    let load = move || load_and_start(&config, starter, &waiting, runtime);
+    let loader = std::thread::Builder::new().name("skippy-load".into()).spawn(load)?;
     let served = http::run(listener, handle.clone(), metrics, options, signals);
     let failed = async { handle.phases().wait_for(|phase| *phase == Phase::Failed).await.is_ok() };
     tokio::select! {
@@ -123,7 +125,12 @@ async fn serve(config: ServeConfig, metrics: PrometheusHandle) -> anyhow::Result
     }
 }
 
-fn load_and_start(config: &ServeConfig, starter: Starter) -> anyhow::Result<()> {
+fn load_and_start(
+    config: &ServeConfig,
+    starter: Starter,
+    handle: &ServeHandle,
+    runtime: tokio::runtime::Handle,
+) -> anyhow::Result<()> {
     let start = Instant::now();
     let model = match load(config) {
         Ok(model) => model,
@@ -159,8 +166,30 @@ fn load_and_start(config: &ServeConfig, starter: Starter) -> anyhow::Result<()> 
     if let Some(notice) = &card.speculation.notice {
         tracing::warn!(notice, "the strategy that the package recommends is not served");
     }
-    starter.start(model.engine, model.text, model.card)?;
-    Ok(())
+    let Some(target) = config.link.target()? else {
+        handle.chain_status().describe(chain::describe(config, &model));
+        starter.start(model.engine, model.text, model.card)?;
+        return Ok(());
+    };
+    let (text, status) = (model.text.clone(), handle.chain_status());
+    let connected = chain::connect(config, model, target, runtime, status, |error| {
+        let loading = handle.status().phase == Phase::Loading;
+        if loading {
+            tracing::warn!(%error, "the chain does not stand yet");
+        }
+        loading
+    });
+    match connected {
+        Ok((chain, card)) => {
+            tracing::info!(stages = chain.stages(), "the chain stands");
+            starter.start_chain(Box::new(chain), text, card)?;
+            Ok(())
+        }
+        Err(error) => {
+            starter.failed(error.to_string());
+            Err(error.into())
+        }
+    }
 }
 
 fn serve_options(config: &ServeConfig) -> ServeOptions {
@@ -169,6 +198,7 @@ fn serve_options(config: &ServeConfig) -> ServeOptions {
         max_queue: config.max_queue,
         ctx_per_request: config.ctx_size,
         request_timeout: above_zero(config.request_timeout),
+        resume_timeout: config.link.resume_timeout(),
         step_tokens: config.step_tokens,
         prefix_cache_bytes: u64::from(config.prefix_cache_mib) << 20,
     }

@@ -37,6 +37,21 @@ impl Scheduler {
         self.give_up_late()
     }
 
+    /// Whether a stage is about to end. Then waiting requests fail, running ones finish, and the stage is let go.
+    pub(super) fn heed_draining(&mut self) -> Result<bool, ServeError> {
+        let Some(why) = self.pipeline.draining() else { return Ok(false) };
+        let error = ServeError::StageUnavailable(why.to_owned());
+        self.shared.set_unavailable(Some(&error));
+        for job in self.queue.drain(..) {
+            end_queued(*job, Ending::Failed(error.clone()));
+        }
+        if self.lanes.iter().all(Option::is_none) {
+            let released = self.pipeline.release();
+            self.engine_failed(released)?;
+        }
+        Ok(true)
+    }
+
     /// Asks for the chain, and starts every request again when it is there.
     pub(super) fn await_chain(&mut self) -> Result<(), ServeError> {
         if self.pipeline.revive() {

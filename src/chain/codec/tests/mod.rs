@@ -136,7 +136,7 @@ pub(in crate::chain) fn downs() -> Vec<Down> {
 
 pub(in crate::chain) fn ups() -> Vec<Up> {
     let fault = |code: &FaultCode| Up::Fault(Fault { stage: 2, code: *code, text: "why".into() });
-    let plain = [Up::Welcome(vec![info(), info()]), Up::Done(report()), Up::Pong { id: 0 }];
+    let plain = [Up::Welcome(vec![info(), info()]), Up::Done(report()), Up::Pong { id: 0 }, Up::Draining { stage: 2 }];
     plain.into_iter().chain(FaultCode::ALL.iter().map(fault)).collect()
 }
 
