@@ -24,7 +24,7 @@ use super::{
     Up, WireDtype,
     codec::{self, FrameError, pb},
     handshake,
-    queue::{Filler, Inbox, Outbox},
+    queue::{Filler, Inbox, Outbox, Silence},
 };
 use crate::telemetry::{
     labels::{Direction, LinkConnect},
@@ -271,6 +271,7 @@ impl Call {
             pings: sender.frames.downgrade(),
             pinged: None,
             rtt: rtt.clone(),
+            silence: Silence::new(options.timeout),
             _up: LinkUp::new(Direction::Out),
         };
         tokio::spawn(reader.run(link.clone()));
@@ -362,6 +363,7 @@ struct Reader {
     /// The ping that is on its way.
     pinged: Option<(u64, Instant)>,
     rtt: Arc<AtomicU64>,
+    silence: Silence,
     _up: LinkUp,
 }
 
@@ -370,22 +372,17 @@ impl Reader {
         let mut clock = time::interval(PING_INTERVAL);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut id = 0;
-        let mut ended = loop {
+        let ended = loop {
             tokio::select! {
                 biased;
                 message = self.incoming.message() => match self.take(message).await {
                     Ok(()) => {}
-                    Err(ended) => break ended,
+                    Err(ended) => break self.silence.explain(ended),
                 },
                 () = link.cancelled() => break LinkEnded::Closed,
                 _ = clock.tick() => self.ping(&mut id),
             }
         };
-        if let (LinkEnded::Lost(reason), Some((_, sent))) = (&mut ended, self.pinged)
-            && sent.elapsed() > PING_INTERVAL
-        {
-            *reason = format!("no answer for {:.1} s ({reason})", sent.elapsed().as_secs_f32());
-        }
         match &ended {
             LinkEnded::Closed => {}
             LinkEnded::Lost(_) => metrics::link_fault(FaultCode::Unavailable),
@@ -401,6 +398,7 @@ impl Reader {
 
     async fn take(&mut self, message: Result<Option<pb::Up>, Status>) -> Result<(), LinkEnded> {
         let message = message.map_err(|status| lost(&status))?.ok_or(LinkEnded::Closed)?;
+        self.silence.broken();
         metrics::link_frame(Direction::In, message.encoded_len());
         let up = codec::up_from_message(message, &self.limits)?;
         match &up {

@@ -24,7 +24,7 @@ use super::{
     guard::{self, PeerInfo},
     handshake,
     link::{chain, lost},
-    queue::{Filler, Inbox, Outbox},
+    queue::{Filler, Inbox, Outbox, Silence},
 };
 use crate::telemetry::{
     labels::Direction,
@@ -139,7 +139,15 @@ pub async fn serve(
     let limits = FrameLimits::new(info.n_embd, info.n_batch, info.n_seq_max, info.n_ctx_seq, info.takes_top_k)
         .with_vocabulary(local.vocabulary);
     let max_frame_bytes = limits.max_frame_bytes;
-    let stage = Listener { local, limits, security, sessions, slot: Arc::default(), patience: options.hello_timeout };
+    let stage = Listener {
+        local,
+        limits,
+        security,
+        sessions,
+        slot: Arc::default(),
+        patience: options.hello_timeout,
+        timeout: options.timeout,
+    };
     let service = pb::stage_server::StageServer::new(stage).max_decoding_message_size(max_frame_bytes);
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<pb::stage_server::StageServer<Listener>>().await;
@@ -170,6 +178,7 @@ struct Listener {
     sessions: mpsc::Sender<Session>,
     slot: Arc<Mutex<Option<String>>>,
     patience: Duration,
+    timeout: Duration,
 }
 
 /// The right to be the one session; holds the peer's address.
@@ -258,6 +267,7 @@ impl Listener {
             limits: self.limits.clone().with_wire(hello.wire),
             place,
             replies: replies.0.downgrade(),
+            silence: Silence::new(self.timeout),
             _up: LinkUp::new(Direction::In),
         };
         let frames = LinkFrames { inbox, _cancel: link.clone().drop_guard(), _slot: slot };
@@ -287,6 +297,7 @@ struct Reader {
     place: usize,
     /// Weak: the link ends when its owner has dropped the others.
     replies: WeakUnboundedSender<Result<pb::Up, Status>>,
+    silence: Silence,
     _up: LinkUp,
 }
 
@@ -297,7 +308,7 @@ impl Reader {
                 biased;
                 message = self.incoming.message() => match self.take(message).await {
                     Ok(()) => {}
-                    Err(ended) => break ended,
+                    Err(ended) => break self.silence.explain(ended),
                 },
                 () = link.cancelled() => break LinkEnded::Closed,
             }
@@ -321,6 +332,7 @@ impl Reader {
 
     async fn take(&mut self, message: Result<Option<pb::Down>, Status>) -> Result<(), LinkEnded> {
         let message = message.map_err(|status| lost(&status))?.ok_or(LinkEnded::Closed)?;
+        self.silence.broken();
         metrics::link_frame(Direction::In, message.encoded_len());
         match codec::down_from_message(message, &self.limits)? {
             Down::Ping { id } => {

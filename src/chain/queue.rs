@@ -32,6 +32,36 @@ pub enum LinkEnded {
     Protocol(#[from] FrameError),
 }
 
+/// How long the other end has said nothing. Pings go to and fro once a second, so that a long silence means that it is lost,
+/// however its end of the stream looks: a connection that hyper gives up looks as if the other end had closed it.
+#[derive(Debug)]
+pub(super) struct Silence {
+    since: Instant,
+    suspicious: Duration,
+}
+
+impl Silence {
+    /// `timeout`: after how long a link is given up.
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { since: Instant::now(), suspicious: timeout.max(Duration::from_secs(3)) }
+    }
+
+    pub(super) fn broken(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// What an end means in the light of it.
+    pub(super) fn explain(&self, ended: LinkEnded) -> LinkEnded {
+        let silent = self.since.elapsed();
+        let said = format!("no answer for {:.1} s", silent.as_secs_f32());
+        match ended {
+            LinkEnded::Closed if silent >= self.suspicious => LinkEnded::Lost(said),
+            LinkEnded::Lost(reason) if silent >= self.suspicious => LinkEnded::Lost(format!("{said} ({reason})")),
+            ended => ended,
+        }
+    }
+}
+
 /// The reading end of a link's frames.
 #[derive(Debug)]
 pub(super) struct Inbox<T> {
@@ -128,6 +158,19 @@ mod tests {
             assert_eq!(inbox.recv().await, Err(LinkEnded::Lost("no answer".into())));
             assert_eq!(inbox.recv_timeout(Duration::ZERO), Err(LinkEnded::Lost("no answer".into())));
         }
+    }
+
+    #[test]
+    fn a_long_silence_tells_a_loss_from_a_good_bye() {
+        let mut silence = Silence::new(Duration::from_millis(1));
+        assert_eq!(silence.explain(LinkEnded::Closed), LinkEnded::Closed);
+        silence.since = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        for ended in [LinkEnded::Closed, LinkEnded::Lost("h2".into())] {
+            let LinkEnded::Lost(reason) = silence.explain(ended) else { panic!("another end") };
+            assert!(reason.starts_with("no answer for 3.0 s"), "{reason}");
+        }
+        silence.broken();
+        assert_eq!(silence.explain(LinkEnded::Lost("h2".into())), LinkEnded::Lost("h2".into()));
     }
 
     #[test]

@@ -79,7 +79,7 @@ async fn a_black_hole_in_either_direction_ends_both_ends_of_the_link() {
         let here = answer(&mut link).await.unwrap_err();
         let there = recv(&mut session).await.unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-        assert!(matches!(here, LinkEnded::Lost(_)), "{here}");
+        assert!(matches!(here, LinkEnded::Lost(_) | LinkEnded::Closed), "{here}");
         assert!(matches!(there, LinkEnded::Lost(_) | LinkEnded::Closed), "{there}");
         drop(session);
         let (_link, _session) = called.linked().await;
