@@ -186,7 +186,75 @@ GRAMMAR_SEEDS = {
     "regex": b"\x03(ab|c)+[0-9]{1,3}\\w?",
 }
 
-for target, seeds in {"gguf": GGUF_SEEDS, "grammar": GRAMMAR_SEEDS, "manifest": MANIFEST_SEEDS}.items():
+
+
+def varint(n):
+    low, n = n & 0x7F, n >> 7
+    return bytes([low | 0x80]) + varint(n) if n else bytes([low])
+
+
+def message(*fields):
+    """Fields of a protobuf message: (number, integer, bytes, text or a float in a list)."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value)
+        elif isinstance(value, list):
+            out += varint(number << 3 | 5) + struct.pack("<f", *value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            out += varint(number << 3 | 2) + varint(len(data)) + data
+    return out
+
+
+def floats(*values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def step(rows, tokens, hidden, *more):
+    return message((3, message((1, 7), (2, bytes(tokens)), *((3, row) for row in rows), (5, hidden), *more)))
+
+
+# The first byte says which way, and how hidden rows travel. Limits are those of the target: 2 wide, 4 rows, 3 sequences of
+# 8 rows, 100 tokens.
+ROWS = [message((1, 2), (2, 3), (3, 2), (4, b"\2")), message((2, 7), (3, 1), (4, b"\1"))]
+TOKENS, HIDDEN = [0, 7, 99], floats(0, -0.0, 1.5, -2, 0.25, 3e38)
+SPANS = [(4, message((1, 2), (4, 1), (6, 1))), (4, message((2, 5), (5, 5)))]
+TOP_K = (6, message((1, 2), (2, struct.pack("<6i", 0, 3, 1, 4, 7, -1))))
+SAMPLING = message(
+    *((n, [1.0]) for n in (1, 2, 5, 7, 13)), (3, 40), (6, 2**64 - 1), (10, b"\5"), (11, floats(-1)), (15, 1), (16, "\n")
+)
+HELLO = [(1, 1), (2, SHA), (3, "org/model"), (4, 40), (5, 20), (6, 2), (7, 8), (8, 3), (9, 4), (10, "f16"), (11, "f16")]
+INFO = [(1, 1), (2, "two"), (4, 20), (5, 40), (6, 40), (7, "dsa"), (11, 8), (12, 3), (13, 4), (14, 2), (15, 100), (23, SHA)]
+PICKED = message((1, 3), (2, [-0.5]), (3, bytes([3, 99])), (4, floats(-0.5, -7)))
+
+FRAME_SEEDS = {
+    "ok-hello": b"\0" + message((1, message(*HELLO, (12, 2), (13, "abi"), (14, "0.1.0"), (15, 1), (16, "one")))),
+    "ok-open": b"\0" + message((2, message((1, 2), (2, bytes([1, 99])), (3, 1), (4, SAMPLING), (7, 5), (8, 6), (9, 8)))),
+    "ok-open-schema": b"\0" + message((2, message((4, SAMPLING), (5, message((2, '{"type": "object"}')))))),
+    "ok-step": b"\0" + step(ROWS, TOKENS, HIDDEN, *SPANS),
+    "ok-step-top-k": b"\0" + step(ROWS, TOKENS, HIDDEN, TOP_K),
+    "ok-step-f16": b"\2" + step(ROWS, TOKENS, struct.pack("<6e", 0, 1, -2, 65504, 6e-8, 0.1)),
+    "ok-truncate": b"\0" + message((4, message((1, 2), (2, 8)))),
+    "ok-copy": b"\0" + message((5, message((2, 1), (3, 4)))),
+    "ok-ping": b"\0" + message((6, 2**63)),
+    "ok-welcome": b"\1" + message((1, message((1, message(*INFO))))),
+    "ok-done": b"\1" + message((2, message((1, 7), (2, message((1, 2), (2, PICKED), (3, PICKED), (4, 5))), (3, b"\1\2")))),
+    "ok-done-fault": b"\1" + message((2, message((2, message((5, 1), (6, "no")))))),
+    "ok-fault": b"\1" + message((3, message((1, 2), (2, 5), (3, "going down")))),
+    "ok-pong": b"\1" + message((4, 1)),
+    "rows-twice": b"\0" + step([ROWS[0], ROWS[0]], [1] * 4, floats(*[0] * 8)),
+    "rows-beyond-the-context": b"\0" + step([message((2, 2**32 - 1), (3, 1))], [1], floats(0, 0)),
+    "rows-2-pow-32": b"\0" + step([message((3, 2**32 - 1))], [1], floats(0, 0)),
+    "hidden-short": b"\0" + step(ROWS, TOKENS, HIDDEN[:-1]),
+    "hidden-nan": b"\0" + step(ROWS, TOKENS, floats(0, 1, 2, 3, 4, float("nan"))),
+    "hidden-2-gib": b"\0\x1a\x80\x80\x80\x80\x08",
+    "top-k-invisible": b"\0" + step(ROWS, TOKENS, HIDDEN, (6, message((1, 2), (2, struct.pack("<6i", 0, 4, 0, 1, 0, 1))))),
+    "fault-of-no-kind": b"\1" + message((3, message((2, 99)))),
+    "empty": b"\0",
+}
+
+for target, seeds in {"frames": FRAME_SEEDS, "gguf": GGUF_SEEDS, "grammar": GRAMMAR_SEEDS, "manifest": MANIFEST_SEEDS}.items():
     for name, content in seeds.items():
         path = SEEDS / target / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -241,3 +241,21 @@ fn without_a_vocabulary_ids_are_only_not_negative() {
     let error = decode_down(encode_down(Down::Step(frame), WireDtype::F32).unwrap(), &limits).unwrap_err();
     assert_eq!(error.field, "step.tokens");
 }
+
+/// The seeds of the fuzzer are what their names say: `ok-` is let through, anything else is refused.
+#[test]
+fn the_seeds_of_the_fuzzer_are_what_they_say() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/frames");
+    let mut sound = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = Bytes::from(std::fs::read(&path).unwrap());
+        let wire = if bytes[0] & 2 == 0 { WireDtype::F32 } else { WireDtype::F16 };
+        let (limits, frame) = (limits().with_wire(wire), bytes.slice(1..));
+        let error = if bytes[0] & 1 == 0 { decode_down(frame, &limits).err() } else { decode_up(frame, &limits).err() };
+        let ok = path.file_name().unwrap().to_string_lossy().starts_with("ok-");
+        assert_eq!(error.is_none(), ok, "{path:?}: {error:?}");
+        sound += usize::from(ok);
+    }
+    assert_eq!(sound, 14);
+}
