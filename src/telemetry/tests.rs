@@ -37,6 +37,7 @@ fn scrape_after_everything() -> String {
         std::mem::forget(LinkUp::new(Direction::In));
         link_frame(Direction::Out, 4096);
         link_rtt(second);
+        stage_busy(second);
         link_fault(FaultCode::Busy);
         link_connect(LinkConnect::Timeout);
         kv_rows(KvKind::Indexer, 12);
