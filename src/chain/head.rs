@@ -77,7 +77,8 @@ impl Chain {
                     if !go_on(&error) {
                         return Err(error);
                     }
-                    runtime.block_on(tokio::time::sleep(pause));
+                    // The pause is made inside: outside of the runtime there is no clock for it.
+                    runtime.block_on(async { tokio::time::sleep(pause).await });
                     pause = (pause * 2).min(BACK_OFF.1);
                 }
             }
