@@ -58,9 +58,9 @@ def run(*args):
 class Server:
     """One server process on a free loopback port, started and ready when the constructor returns."""
 
-    def __init__(self, *args, package=PACKAGE, env=None, ready=True):
+    def __init__(self, *args, package=PACKAGE, env=None, ready=True, bind="127.0.0.1:0"):
         self.process = subprocess.Popen(
-            command(package, "--bind", "127.0.0.1:0", *args),
+            command(package, "--bind", bind, *args),
             env=environment(**(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
