@@ -17,7 +17,7 @@ use std::{
 };
 
 /// Time between two attempts to connect: at first, and at most.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// Time that a step may take on the way, besides the operator's bound: for each row in flight.
 const ROW_TIME: Duration = Duration::from_secs(2);
