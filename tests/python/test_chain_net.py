@@ -12,6 +12,7 @@ import openai
 import pytest
 from chain import Worker
 from conftest import connect
+from raw import Raw
 from server import ASSETS, BIN, BUNDLED, PATIENCE_S, Server, run
 from test_neighbours import ask, at_once
 
@@ -93,23 +94,24 @@ def whole():
     server.must_be_well()
 
 
+def kinds():
+    """Requests of every kind: prompts that need one step and several, ends of every sort, draws, several choices."""
+    for n, prompt in enumerate(STORY[:16]):
+        plain = {"prompt": prompt, "max_tokens": 8 + 9 * (n % 5), "temperature": 0, "ignore_eos": True}
+        yield plain
+        yield [{**plain, "prompt": " ".join(STORY[n % 3:n + 10])}, {**plain, "stop": ["the", ","], "ignore_eos": False},
+               {**plain, "temperature": 0.9, "seed": n, "logprobs": 2}, {**plain, "temperature": 1.0, "seed": n, "n": 2}][n % 4]
+
+
 @hosts_needed
 def test_a_long_bad_line_loses_and_changes_nothing(whole, tls):
-    # Lengths that end at different times, prompts that need one step and several.
-    asked = [{"prompt": prompt if n % 3 else " ".join(STORY[n:n + 12]), "max_tokens": 8 + 9 * (n % 5), "ignore_eos": True}
-             for n, prompt in enumerate(STORY[:20])]
-    answers = [ask(whole, **request)["choices"][0]["text"] for request in asked]
+    asked = list(kinds())
+    answers = [ask(whole, **request)["choices"] for request in asked]
     deadline = time.monotonic() + SOAK_S
     with bad_line() as network, Remote(network, tls) as chain:
         head = chain.head
 
-        def streamed(client, model, request):
-            extra = {"ignore_eos": True}
-            rest = {name: value for name, value in request.items() if name not in extra}
-            pieces = client.completions.create(model=model, stream=True, temperature=0, extra_body=extra, **rest)
-            return "".join(piece.choices[0].text for piece in pieces if piece.choices)
-
-        def client(number):
+        def stays(number):
             client = connect(head).with_options(max_retries=0)
             model = client.models.list().data[0].id
             done = 0
@@ -117,23 +119,43 @@ def test_a_long_bad_line_loses_and_changes_nothing(whole, tls):
                 if done and time.monotonic() > deadline:
                     return done
                 request, answer = asked[at % len(asked)], answers[at % len(asked)]
-                if at % 4:
-                    assert streamed(client, model, request) == answer
+                if at % 4 and "ignore_eos" in request and len(answer) == 1:
+                    assert streamed(client, model, request) == answer[0]["text"], request
                 else:
-                    assert ask(head, **request)["choices"][0]["text"] == answer
+                    assert ask(head, **request)["choices"] == answer, request
                 done += 1
 
-        done = at_once(client, range(8))
+        def leaves():
+            """Somebody who breaks off, at another moment each time."""
+            for number in itertools.count():
+                if number and time.monotonic() > deadline:
+                    return 0
+                stream = Raw(head).post({"prompt": STORY[number % 20], "max_tokens": 400, "ignore_eos": True, "stream": True})
+                assert stream.read_head() == 200
+                for _ in range(number % 6):
+                    stream.read_until(b"\n\n")
+                stream.leave(abruptly=number % 2 == 0)
+
+        done = at_once(lambda number: leaves() if number == 8 else stays(number), range(9))
         stats = network.stats()
         print(f"{sum(done)} answers, {json.dumps(stats)}")
         assert stats["lost"] > 0
-        assert head.metric("skippy_requests_finished_total", finish_reason="length") == sum(done)
-        assert head.metric("skippy_requests_finished_total") == sum(done)
+        ended = "skippy_requests_finished_total"
+        head.wait_until(lambda: head.metric("skippy_requests_in_flight") == 0, "idle")
+        assert head.metric(ended, finish_reason="error") == 0
+        assert head.metric(ended, finish_reason="cancelled") > 0
         # Lost packets are TCP's business: the link has never been lost.
         assert head.metric("skippy_link_faults_total") == 0
         assert head.metric("skippy_link_connects_total", outcome="up") == 1
         assert head.metric("skippy_speculation_drafts_total") > 0
         assert chain.workers[0].metric("skippy_link_faults_total") == 0
+
+
+def streamed(client, model, request):
+    extra = {"ignore_eos": request["ignore_eos"]}
+    rest = {name: value for name, value in request.items() if name not in extra}
+    pieces = client.completions.create(model=model, stream=True, extra_body=extra, **rest)
+    return "".join(piece.choices[0].text for piece in pieces if piece.choices)
 
 
 def first_piece(head, prompt):
@@ -195,6 +217,29 @@ def test_a_line_that_goes_dead_is_noticed_in_every_phase(whole, tls, phase, dire
         network.heal()
         head.wait_until(lambda: head.get("/readyz")[0] == 200, "ready again")
         assert ask(head, STORY[1])["choices"][0]["text"] == before
+
+
+@hosts_needed
+@pytest.mark.parametrize("cut", [[(1, 2)], [(2, 1)], [(0, 1)], [(1, 0)]], ids=["1 to 2", "2 to 1", "0 to 1", "1 to 0"])
+def test_answers_that_may_wait_outlast_a_dead_line(whole, tls, cut):
+    request = {"prompt": STORY[0], "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    expected = ask(whole, **request)["choices"][0]["text"]
+    with netns.Network(3, delay_ms=5) as network, network.hosts[0], \
+            Remote(network, tls, "--link-timeout", "1", cuts=(2, 5), head=["--resume-timeout", "60"]) as chain:
+        head, said = chain.head, []
+        client = connect(head).with_options(max_retries=0)
+        model = client.models.list().data[0].id
+        thread = threading.Thread(target=lambda: said.append(streamed(client, model, request)))
+        thread.start()
+        head.wait_until(lambda: steps(head, "verify") > 4, "under way")
+        for source, target in cut:
+            network.swallow(source, target)
+        head.wait_until(lambda: head.get("/readyz")[0] == 503, "not ready")
+        assert thread.is_alive()
+        network.heal()
+        thread.join(PATIENCE_S)
+        assert said == [expected]
+        assert head.metric("skippy_requests_finished_total", finish_reason="error") == 0
 
 
 @hosts_needed
