@@ -119,11 +119,13 @@ def test_a_head_that_calls_itself_is_told_so():
 def test_stages_of_other_models_and_other_contexts_are_refused_with_both_values():
     worker = Worker("4..9", *COMMON)
     try:
+        assert COMMON[2] == "--ctx-size"
+        rest = COMMON[:2] + COMMON[4:]
         ours, theirs = (json.loads((pathlib.Path(package) / "model-package.json").read_text())["model_id"]
                         for package in (PACKAGE, BUNDLED))
         said = refusal("--layers", "0..4", "--next", worker.address, *COMMON, package=PACKAGE)
         assert ours in said and theirs in said, said
-        said = refusal("--layers", "0..4", "--next", worker.address, *COMMON, "--ctx-size", "512")
+        said = refusal("--layers", "0..4", "--next", worker.address, "--ctx-size", "512", *rest)
         assert "--ctx-size" in said and "512" in said and str(CONTEXT) in said, said
     finally:
         worker.must_be_well()
