@@ -185,6 +185,8 @@ impl Scheduler {
             if self.lost.is_none() {
                 self.fetch_from_leaders()?;
                 while self.flights.len() < self.most_flights() && self.launch()? {}
+            }
+            if self.lost.is_none() {
                 self.land()?;
             }
         }

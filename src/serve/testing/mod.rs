@@ -4,11 +4,13 @@
 //! wrong position changes the text. It can be stopped before each step ([`FakeEngine::gated`]), made to fail
 //! ([`Probe::inject`]), made to draft ([`FakeEngine::drafting`]) and made to decide on paths ([`FakeEngine::deciding`]).
 
+mod chain;
 mod engine;
 mod probe;
 mod text;
 
 pub use self::{
+    chain::{FakeChain, Line},
     engine::FakeEngine,
     probe::{Call, Fault, Gate, Probe},
     text::FakeText,

@@ -95,7 +95,9 @@ impl TextModel for FakeText {
         Ok(Box::new(FakeSampler {
             text: self.clone(),
             params: params.clone(),
-            state: seed,
+            seed,
+            place: 0,
+            state: 0,
             penalties: Penalties::new(params),
             scores: Vec::new(),
         }))
@@ -107,6 +109,9 @@ impl TextModel for FakeText {
 struct FakeSampler {
     text: FakeText,
     params: SamplingParams,
+    seed: u64,
+    /// Tokens so far: what is drawn depends on the seed and on the place in the text.
+    place: u64,
     state: u64,
     penalties: Penalties,
     /// Logits and tokens that are left, the most likely first.
@@ -115,6 +120,7 @@ struct FakeSampler {
 
 impl Sampler for FakeSampler {
     fn sample(&mut self, logits: &[f32]) -> i32 {
+        self.state = mix(self.seed ^ mix(self.place));
         let mut row = logits.to_vec();
         self.penalties.apply(&mut row);
         let finite = (0..).zip(row).filter(|(_, logit)| *logit != f32::NEG_INFINITY);
@@ -133,6 +139,7 @@ impl Sampler for FakeSampler {
 
     fn accept(&mut self, token: i32) {
         self.penalties.accept(token, &self.text.piece(token, true));
+        self.place += 1;
     }
 }
 

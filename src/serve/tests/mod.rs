@@ -2,6 +2,7 @@
 
 mod answers;
 mod batching;
+mod chains;
 mod deadlines;
 mod draft_faults;
 mod faults;
