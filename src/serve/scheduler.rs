@@ -115,6 +115,8 @@ struct Scheduler {
     landed: Instant,
     /// Set while a stage on another machine is lost.
     lost: Option<Lost>,
+    /// Times that one was lost since the last step came back.
+    losses: u32,
     /// Waiting requests, the oldest first.
     queue: VecDeque<Box<Job>>,
     /// Lane `i` owns sequence `i`.
@@ -151,6 +153,7 @@ impl Scheduler {
             tickets: 0,
             landed: Instant::now(),
             lost: None,
+            losses: 0,
             queue: VecDeque::new(),
             lanes: (0..lanes).map(|_| None).collect(),
             ages: vec![0; lanes],
@@ -341,7 +344,7 @@ impl Scheduler {
         self.landed = now;
         observe::step(flight.prompt_rows, flight.decoding, flight.drafts, took);
         self.pace.note(flight.prompt_rows, flight.decoding, took);
-        self.failures = 0;
+        (self.failures, self.losses) = (0, 0);
         self.settle()
     }
 

@@ -280,12 +280,6 @@ def test_systemd_knows_every_line_of_the_units(path, tmp_path):
     assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
-# A program built before there were links has no such command and no such flags; any other one must have all of them.
-with_links = pytest.mark.xfail(
-    not re.search(r"^  stage\b", run(BIN, "--help")[1], re.MULTILINE), reason="this build has no `skippy-stage stage`"
-)
-
-
 def flags_of(command):
     code, stdout, stderr = run(BIN, command, "--help")
     assert code == 0, stderr
@@ -320,7 +314,6 @@ def test_flags_are_found_in_every_place():
     }
 
 
-@with_links
 @pytest.mark.parametrize("command", ["serve", "stage"])
 def test_every_flag_exists(command):
     known = flags_of(command)
@@ -328,7 +321,6 @@ def test_every_flag_exists(command):
     assert unknown == []
 
 
-@with_links
 def test_flags_that_the_text_names_exist():
     text = DOC.read_text()
     known = flags_of("serve") | flags_of("stage") | flags_of("certs")

@@ -13,6 +13,9 @@ use std::{
 /// How often the thread asks whether the chain is back.
 const ASK: Duration = Duration::from_millis(20);
 
+/// Losses without a single step in between after which requests do not wait any more.
+const LOSSES_IN_A_ROW: u32 = 3;
+
 /// Since when a stage is lost, and how.
 pub(super) struct Lost {
     since: Instant,
@@ -33,7 +36,10 @@ impl Scheduler {
         for lane in self.lanes.iter_mut().flatten() {
             lane.start_again(self.text.as_ref());
         }
-        self.lost = Some(Lost { since: Instant::now(), error, given_up: false });
+        self.losses += 1;
+        // A request that breaks the chain each time must not hold up the others for ever.
+        let given_up = self.losses >= LOSSES_IN_A_ROW;
+        self.lost = Some(Lost { since: Instant::now(), error, given_up });
         self.give_up_late()
     }
 

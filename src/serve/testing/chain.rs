@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -31,6 +31,8 @@ pub struct FakeChain {
 pub struct Line {
     /// The chain is lost at the step with this ticket, 0 for never; once.
     lose_at: Arc<AtomicU64>,
+    /// The chain is lost at every step.
+    lose_always: Arc<AtomicBool>,
     /// Questions until the chain is back; `u64::MAX` for never.
     away: Arc<AtomicU64>,
     draining: Arc<Mutex<Option<String>>>,
@@ -42,6 +44,11 @@ impl Line {
     pub fn lose(&self, ticket: u64, away: u64) {
         self.away.store(away, Ordering::SeqCst);
         self.lose_at.store(ticket, Ordering::SeqCst);
+    }
+
+    /// Loses the chain at every step, or no more.
+    pub fn lose_always(&self, always: bool) {
+        self.lose_always.store(always, Ordering::SeqCst);
     }
 
     /// Brings it back at the next question.
@@ -100,7 +107,8 @@ impl Pipeline for FakeChain {
 
     fn submit(&mut self, step: &Step) -> Result<(), StageError> {
         self.check()?;
-        if self.line.lose_at.compare_exchange(step.ticket, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        let due = self.line.lose_at.compare_exchange(step.ticket, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if due || self.line.lose_always.load(Ordering::SeqCst) {
             return Err(self.lose());
         }
         self.inner.submit(step)?;

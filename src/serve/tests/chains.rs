@@ -115,6 +115,22 @@ fn a_stage_that_stays_away_fails_what_waits_for_it() {
     assert_eq!(house.handle.status().phase, Phase::Stopped);
 }
 
+/// A request whose rows break the chain each time.
+#[test]
+fn requests_do_not_wait_for_a_chain_that_breaks_again_and_again() {
+    let (house, line) = chain(2, resuming(3600));
+    line.lose_always(true);
+    for answer in answers(&house) {
+        assert_eq!(answer.error.unwrap().class(), ErrorClass::StageUnavailable);
+    }
+    line.lose_always(false);
+    while house.handle.status().unavailable.is_some() {
+        std::thread::yield_now();
+    }
+    assert_eq!(house.answer(ask("after", 9)).text, expected("after", 9));
+    house.assert_empty();
+}
+
 #[test]
 fn requests_that_wait_for_a_stage_can_be_cancelled_and_shut_down() {
     let (house, line) = chain(2, resuming(3600));
