@@ -35,7 +35,7 @@ from server import BUNDLED, PACKAGE, Server  # noqa: E402
 servers.PATIENCE_S = 600
 
 # (package, layers, cut in two, cut in three); the middle of the weights, the output among them.
-MODELS = {"bundled": (BUNDLED, 9, [5], [3, 6]), "smollm2": (PACKAGE, 30, [17], [12, 24])}
+MODELS = {"bundled": (BUNDLED, 9, [4], [3, 5]), "smollm2": (PACKAGE, 30, [17], [12, 24])}
 BUSY = "skippy_stage_busy_seconds_sum"
 
 
@@ -129,16 +129,22 @@ def loopback(bench):
         chains = [stack.enter_context(Chain(cuts, bench.layers, *flags, package=bench.package))
                   for cuts in (bench.two, bench.three)]
         heads = [whole, *(chain.head for chain in chains)]
-        alone = []
+        alone, between = [], {1: [], 2: []}
         for _ in rounds:
-            prompt = bench.prompt(whole, 32)
             for head in heads:
                 complete(head, bench.prompt(whole, 8), 8)
-            alone.append([per_token(complete(head, prompt, tokens)) for head in heads])
+            prompt = bench.prompt(whole, 1)
+            alone.append([per_token(complete(whole, prompt, tokens))])
+            for links, chain in enumerate(chains, 1):
+                ends = Ends(chain.head, *chain.workers)
+                alone[-1].append(per_token(complete(chain.head, prompt, tokens)))
+                # The prompt is one step more of the same kind.
+                between[links].append((alone[-1][-1] - 1000 * sum(ends.busy()) / tokens) / links)
         bench.say("one process, one stream: time per token", [times[0] for times in alone], "ms")
         for links in (1, 2):
             bench.say(f"{links + 1} stages, one stream: added per token and link",
                       [(times[links] - times[0]) / links for times in alone], "ms", ("<=", 1.0))
+            bench.say(f"{links + 1} stages, one stream: not spent computing, per link", between[links], "ms")
         crowd, idle = [], {1: [], 2: []}
         for _ in rounds:
             prompts = [bench.prompt(whole, 8) for _ in range(8)]
