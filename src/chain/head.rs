@@ -15,6 +15,7 @@ use std::{
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
+use tokio_util::task::AbortOnDropHandle;
 
 /// Time between two attempts to connect: at first, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -46,8 +47,8 @@ pub struct Chain {
     runtime: tokio::runtime::Handle,
     status: Arc<ChainStatus>,
     link: Option<Link>,
-    /// Where a new link arrives while there is none.
-    coming: Option<mpsc::Receiver<Link>>,
+    /// Where a new link arrives while there is none, and who makes it.
+    coming: Option<(mpsc::Receiver<Link>, AbortOnDropHandle<()>)>,
     /// Why the chain will not last, once a stage has said so.
     draining: Option<String>,
     /// Steps on their way, the oldest first: ticket, when they went, rows.
@@ -106,9 +107,8 @@ impl Chain {
     /// Tries to reach the next stage in the background.
     fn reconnect(&mut self) {
         let (sender, coming) = mpsc::channel();
-        self.coming = Some(coming);
         let (onward, status) = (self.onward.clone(), self.status.clone());
-        self.runtime.spawn(async move {
+        let attempts = self.runtime.spawn(async move {
             let mut pause = BACK_OFF.0;
             loop {
                 match connect(&onward.target, onward.hello.clone(), &onward.security, &onward.options).await {
@@ -125,6 +125,8 @@ impl Chain {
                 pause = (pause * 2).min(BACK_OFF.1);
             }
         });
+        // A worker has one session: whoever is still trying gives way.
+        self.coming = Some((coming, AbortOnDropHandle::new(attempts)));
     }
 
     fn send(&mut self, frame: Down) -> Result<(), StageError> {
@@ -264,7 +266,7 @@ impl Pipeline for Chain {
         if self.link.is_some() {
             return true;
         }
-        let Some(link) = self.coming.as_ref().and_then(|coming| coming.try_recv().ok()) else { return false };
+        let Some(link) = self.coming.as_ref().and_then(|(coming, _)| coming.try_recv().ok()) else { return false };
         self.coming = None;
         let shape = whole(self.engine.shape(), &link.stages);
         if shape != self.shape {

@@ -349,6 +349,11 @@ impl Call {
             Code::Unauthenticated | Code::PermissionDenied => {
                 LinkError::Unauthenticated { stage, address, reason: status.message().to_owned() }
             }
+            // An HTTP server of another kind answers with a body that is no frame.
+            code if code == Code::Unimplemented || reason.contains("invalid compression flag") => {
+                let reason = format!("what answers there is no `skippy-stage stage` ({reason})");
+                LinkError::Unreachable { stage, address, reason }
+            }
             _ => LinkError::Unreachable { stage, address, reason },
         }
     }

@@ -240,6 +240,25 @@ impl Lane {
         self.decodes() && !self.awaits && self.next().is_some()
     }
 
+    /// Whether nothing is left to do for it, nothing on its way, and nobody else's rows awaited.
+    pub(super) fn is_stuck(&self) -> bool {
+        let can_go_on = self.flying > 0 || self.leader.is_some() || self.prompt_need() > 0 || self.is_ready();
+        !can_go_on && self.ending.is_none()
+    }
+
+    /// How far it has got, for a log line that should never be written.
+    pub(super) fn describe(&self) -> String {
+        let Self { rows, cached, flying, awaits, landed, .. } = self;
+        let (prompt, chosen) = (self.job.prompt_rows, self.chosen.len());
+        format!(
+            "{rows} rows, {cached} of them cached, {prompt} of the prompt, {chosen} tokens chosen, {flying} steps in flight, awaited {awaits}, last step {landed}"
+        )
+    }
+
+    pub(super) fn seq(&self) -> SeqId {
+        self.seq
+    }
+
     /// The token of its next row, once the prompt is through.
     fn next(&self) -> Option<i32> {
         self.chosen.get(self.rows.checked_sub(self.job.prompt_rows)? as usize).copied()

@@ -188,6 +188,7 @@ impl Scheduler {
             if self.lost.is_none() {
                 self.fetch_from_leaders()?;
                 while self.flights.len() < self.most_flights() && self.launch()? {}
+                self.fail_stuck()?;
             }
             if self.lost.is_none() {
                 self.land()?;
@@ -308,6 +309,18 @@ impl Scheduler {
             drafts: self.batch.drafts,
         });
         Ok(true)
+    }
+
+    /// A request that can neither go on nor waits for anything is a fault of ours. It must not wait for ever.
+    fn fail_stuck(&mut self) -> Result<(), ServeError> {
+        let mut found = false;
+        for lane in self.lanes.iter_mut().flatten().filter(|lane| lane.is_stuck()) {
+            let message = format!("a request got stuck: {}", lane.describe());
+            tracing::error!(message, sequence = lane.seq().0);
+            lane.ending = Some(Ending::Failed(ServeError::Engine(message)));
+            found = true;
+        }
+        if found { self.settle() } else { Ok(()) }
     }
 
     /// Takes in the result of the oldest step, if it comes soon.

@@ -30,7 +30,7 @@ impl Scheduler {
         let before = self.admissions;
         while let Some(job) = self.queue.front() {
             let fits = job.kv_rows <= self.limits.kv_rows - self.promised;
-            if !fits || self.lanes.iter().all(Option::is_some) {
+            if !fits || self.lost.is_some() || self.lanes.iter().all(Option::is_some) {
                 break;
             }
             let Some(job) = self.queue.pop_front() else { break };
@@ -57,7 +57,8 @@ impl Scheduler {
                 return Ok(());
             }
             Err(error) => {
-                end_queued(job, Ending::Failed(ServeError::StageUnavailable(error.to_string())));
+                // It waits for the chain like those that run, or fails with them.
+                self.queue.push_front(Box::new(job));
                 return self.engine_failed(error);
             }
         }
