@@ -1,18 +1,20 @@
-"""Stages on hosts of their own: a long bad line, lines that go dead in every phase, and a host that vanishes."""
+"""Stages on hosts of their own: a long bad line, lines that go dead in every phase, hosts that vanish, stages that come and go."""
 
 import contextlib
 import itertools
 import json
 import os
+import random
+import signal
 import threading
 import time
 
 import netns
 import openai
 import pytest
-from chain import Worker
+from chain import Chain, Worker
 from conftest import connect
-from raw import Raw
+from raw import COMPLETIONS, Raw
 from server import ASSETS, BIN, BUNDLED, PATIENCE_S, Server, run
 from test_neighbours import ask, at_once
 
@@ -256,3 +258,53 @@ def test_a_head_whose_machine_vanishes_is_forgotten_by_all_stages(whole, tls):
             chain.ends[0] = head = chain.start_head()
             assert ask(head, STORY[1])["choices"] == expected
             assert head.metric("skippy_link_up", direction="out") == 1
+
+
+def test_answers_that_may_wait_outlast_stages_that_come_and_go(whole):
+    asked = list(kinds())
+    answers = [ask(whole, **request)["choices"] for request in asked]
+    dice = random.Random(1)
+    deadline = time.monotonic() + SOAK_S
+    over = threading.Event()
+    with Chain([2, 5], 9, *COMMON, link=["--link-timeout", "1"], head=["--resume-timeout", "60"]) as chain:
+        head = chain.head
+
+        def asks(number):
+            done = 0
+            for at in itertools.count(number * 5):
+                if done and over.is_set():
+                    return done
+                status, answer = head.post(COMPLETIONS, asked[at % len(asked)])
+                if status == 200:
+                    assert answer["choices"] == answers[at % len(asked)], asked[at % len(asked)]
+                    done += 1
+                else:
+                    # Who comes while a stage is away is told so, and does not wait.
+                    assert answer["error"]["code"] == "stage_unavailable", answer
+                    head.wait_until(lambda: head.get("/readyz")[0] == 200, "ready again")
+
+        def disturbs():
+            """Whatever happens next, it happens while answers are on their way."""
+            losses = 0
+            try:
+                while not losses or time.monotonic() < deadline:
+                    said = head.metric("skippy_generation_tokens_total") + dice.randrange(20, 200)
+                    head.wait_until(lambda: head.metric("skippy_generation_tokens_total") > said, "going on")
+                    which, worker = dice.choice(list(enumerate(chain.workers)))
+                    if dice.random() < 0.5:
+                        worker.kill()
+                        chain.restart(which)
+                    else:
+                        worker.signal(signal.SIGSTOP)
+                        head.wait_until(lambda: head.get("/readyz")[0] == 503, "not ready")
+                        worker.signal(signal.SIGCONT)
+                    losses += 1
+            finally:
+                over.set()
+            return losses
+
+        done = at_once(lambda number: disturbs() if number == 8 else asks(number), range(9))
+        print(f"{sum(done[:8])} answers, {done[8]} losses")
+        # At most those that were about to start: all others have waited.
+        assert head.metric("skippy_requests_finished_total", finish_reason="error") <= done[8]
+        assert head.metric("skippy_link_connects_total", outcome="up") > done[8]
