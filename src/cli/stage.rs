@@ -182,7 +182,12 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
     };
     let drain = Drain::default();
     let draining = drain.clone();
-    let serve = move || worker.serve(received, &draining);
+    let (alive, mut engine_gone) = tokio::sync::oneshot::channel::<()>();
+    let serve = move || {
+        // Dropped when the thread ends, however it does.
+        let _alive = alive;
+        worker.serve(received, &draining);
+    };
     let engine = std::thread::Builder::new().name("skippy-engine".into()).spawn(serve)?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone().cancelled_owned();
@@ -196,6 +201,7 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
             ended.context("the links have panicked")??;
             anyhow::bail!("the listener has ended");
         }
+        _ = &mut engine_gone => anyhow::bail!("the engine thread has ended; see the log above"),
         _ = signals.recv() => {}
     }
     // The stage in front is told, lets running requests finish, and ends the session.

@@ -47,7 +47,8 @@ pub struct Status {
     pub phase: Phase,
     /// Why, when it failed.
     pub failure: Option<String>,
-    /// Which stage on another machine is lost at the moment, and why. No request is taken meanwhile.
+    /// Which stage on another machine is lost at the moment, and why. Requests are taken meanwhile only where they may wait
+    /// for it ([`ServeOptions::resume_timeout`](crate::serve::ServeOptions::resume_timeout)).
     pub unavailable: Option<String>,
     /// Time since the engine thread last showed life; `None` before it runs and after it has ended. It beats before
     /// every step and at least every 250 ms when idle, so the age reaches the duration of the longest step.
@@ -84,12 +85,20 @@ impl Totals {
     }
 }
 
+/// Why no request can be worked on at the moment.
+#[derive(Clone, Debug)]
+struct Unavailable {
+    error: ServeError,
+    /// None is taken either.
+    refuses: bool,
+}
+
 /// The one copy of the published state.
 #[derive(Debug)]
 pub(super) struct Shared {
     phase: watch::Sender<Phase>,
     failure: OnceLock<ServeError>,
-    unavailable: RwLock<Option<ServeError>>,
+    unavailable: RwLock<Option<Unavailable>>,
     epoch: Instant,
     /// Milliseconds after `epoch`, plus one; 0 while no engine thread runs.
     beat: AtomicU64,
@@ -148,19 +157,25 @@ impl Shared {
     /// Why no new request is taken, unless ready.
     pub(super) fn refusal(&self) -> Option<ServeError> {
         match self.phase() {
-            Phase::Ready => self.unavailable(),
+            Phase::Ready => self.unavailable().filter(|it| it.refuses).map(|it| it.error),
             Phase::Loading => Some(ServeError::Loading),
             Phase::Draining | Phase::Stopped => Some(ServeError::Draining),
             Phase::Failed => Some(self.failure()),
         }
     }
 
-    /// Sets or clears the reason for which no request is taken at the moment.
-    pub(super) fn set_unavailable(&self, error: Option<&ServeError>) {
-        *self.unavailable.write().unwrap_or_else(PoisonError::into_inner) = error.cloned();
+    /// No request can be worked on at the moment, and with `refuses` none is taken.
+    pub(super) fn set_unavailable(&self, error: &ServeError, refuses: bool) {
+        let error = error.clone();
+        *self.unavailable.write().unwrap_or_else(PoisonError::into_inner) = Some(Unavailable { error, refuses });
     }
 
-    fn unavailable(&self) -> Option<ServeError> {
+    /// Requests are worked on again.
+    pub(super) fn set_available(&self) {
+        *self.unavailable.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn unavailable(&self) -> Option<Unavailable> {
         self.unavailable.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -222,7 +237,7 @@ impl Shared {
         Status {
             phase,
             failure: (phase == Phase::Failed).then(|| self.failure().to_string()),
-            unavailable: self.unavailable().map(|error| error.to_string()),
+            unavailable: self.unavailable().map(|it| it.error.to_string()),
             beat_age: beat.map(|beat| self.epoch.elapsed().saturating_sub(beat)),
             lanes_busy: self.lanes_busy.load(Relaxed),
             lanes: self.lanes.load(Relaxed),

@@ -31,7 +31,7 @@ impl Scheduler {
         tracing::error!(message, "a stage of the chain is lost");
         let error = ServeError::StageUnavailable(message);
         // The status first: whoever is told of a failed request must not find the server ready.
-        self.shared.set_unavailable(Some(&error));
+        self.shared.set_unavailable(&error, self.limits.resume_timeout.is_none());
         self.prefixes.forget();
         for lane in self.lanes.iter_mut().flatten() {
             lane.start_again(self.text.as_ref());
@@ -47,7 +47,7 @@ impl Scheduler {
     pub(super) fn heed_draining(&mut self) -> Result<bool, ServeError> {
         let Some(why) = self.pipeline.draining() else { return Ok(false) };
         let error = ServeError::StageUnavailable(why.to_owned());
-        self.shared.set_unavailable(Some(&error));
+        self.shared.set_unavailable(&error, true);
         for job in self.queue.drain(..) {
             end_queued(*job, Ending::Failed(error.clone()));
         }
@@ -82,6 +82,7 @@ impl Scheduler {
         }
         lost.given_up = true;
         let error = lost.error.clone();
+        self.shared.set_unavailable(&error, true);
         for job in self.queue.drain(..) {
             end_queued(*job, Ending::Failed(error.clone()));
         }
@@ -94,7 +95,7 @@ impl Scheduler {
         let running = self.lanes.iter().flatten().count();
         tracing::info!(after_ms = lost.since.elapsed().as_millis() as u64, running, "the chain is whole again");
         self.failures = 0;
-        self.shared.set_unavailable(None);
+        self.shared.set_available();
         let openings: Vec<_> = self.lanes.iter().flatten().map(super::Lane::opening).collect();
         for opening in openings {
             if let Err(error) = self.pipeline.open(opening) {
