@@ -38,6 +38,26 @@ pub struct Onward {
     pub hello: Hello,
 }
 
+impl Onward {
+    /// Calls the next stage again and again, with growing pauses, for as long as `go_on` says so; it is told each failure.
+    async fn reach(&self, status: &ChainStatus, mut go_on: impl FnMut(&LinkError) -> bool) -> Result<Link, LinkError> {
+        let mut pause = BACK_OFF.0;
+        loop {
+            match connect(&self.target, self.hello.clone(), &self.security, &self.options).await {
+                Ok(link) => return Ok(link),
+                Err(error) => {
+                    status.lost(&error.to_string());
+                    if !go_on(&error) {
+                        return Err(error);
+                    }
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BACK_OFF.1);
+        }
+    }
+}
+
 /// A chain that begins in this process.
 pub struct Chain {
     engine: Box<dyn StageEngine>,
@@ -66,33 +86,18 @@ impl Chain {
         onward: Onward,
         runtime: tokio::runtime::Handle,
         status: Arc<ChainStatus>,
-        mut go_on: impl FnMut(&LinkError) -> bool,
+        go_on: impl FnMut(&LinkError) -> bool,
     ) -> Result<Self, LinkError> {
-        let mut pause = BACK_OFF.0;
-        let link = loop {
-            let attempt = connect(&onward.target, onward.hello.clone(), &onward.security, &onward.options);
-            match runtime.block_on(attempt) {
-                Ok(link) => break link,
-                Err(error) => {
-                    status.lost(&error.to_string());
-                    if !go_on(&error) {
-                        return Err(error);
-                    }
-                    // The pause is made inside: outside of the runtime there is no clock for it.
-                    runtime.block_on(async { tokio::time::sleep(pause).await });
-                    pause = (pause * 2).min(BACK_OFF.1);
-                }
-            }
-        };
+        let link = runtime.block_on(onward.reach(&status, go_on))?;
         let shape = whole(engine.shape(), &link.stages);
         status.up(&link);
         let flying = VecDeque::new();
         Ok(Self { engine, shape, onward, runtime, status, link: Some(link), coming: None, draining: None, flying })
     }
 
-    /// Stages of the chain, this one included.
+    /// Stages of the chain, this one included; 1 while the others are lost.
     pub fn stages(&self) -> usize {
-        self.status.stages() + 1
+        self.link.as_ref().map_or(0, |link| link.stages.len()) + 1
     }
 
     /// The link is gone: every row on every stage counts as lost.
@@ -109,20 +114,12 @@ impl Chain {
         let (sender, coming) = mpsc::channel();
         let (onward, status) = (self.onward.clone(), self.status.clone());
         let attempts = self.runtime.spawn(async move {
-            let mut pause = BACK_OFF.0;
-            loop {
-                match connect(&onward.target, onward.hello.clone(), &onward.security, &onward.options).await {
-                    Ok(link) => {
-                        let _ = sender.send(link);
-                        return;
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "the chain does not stand yet");
-                        status.lost(&error.to_string());
-                    }
-                }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(BACK_OFF.1);
+            let again = |error: &LinkError| {
+                tracing::warn!(%error, "the chain does not stand yet");
+                true
+            };
+            if let Ok(link) = onward.reach(&status, again).await {
+                let _ = sender.send(link);
             }
         });
         // A worker has one session: whoever is still trying gives way.

@@ -111,7 +111,10 @@ impl fmt::Debug for LinkToken {
 
 impl Security {
     /// Whether `what` may be talked to, or listened on: an address on this machine (`loopback`), or with TLS.
-    pub(super) fn allow(&self, what: &str, loopback: bool) -> Result<(), SecurityError> {
+    ///
+    /// # Errors
+    /// [`SecurityError::Plain`].
+    pub fn allow(&self, what: &str, loopback: bool) -> Result<(), SecurityError> {
         if loopback || self.insecure || self.tls.is_some() {
             return Ok(());
         }

@@ -2,7 +2,10 @@
 
 use super::{Link, StageInfo};
 use std::{
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -10,13 +13,14 @@ use std::{
 #[derive(Debug, Default)]
 pub struct ChainStatus {
     inner: RwLock<Inner>,
+    /// Nanoseconds; 0 while nothing was measured. Beside the lock, since it is written with every look for a result.
+    rtt: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     own: Option<StageInfo>,
     stages: Arc<[StageInfo]>,
-    rtt: Option<Duration>,
     lost: Option<String>,
 }
 
@@ -37,18 +41,14 @@ impl ChainStatus {
     /// What is known now.
     pub fn view(&self) -> ChainView {
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        let rtt = inner.rtt.filter(|_| inner.lost.is_none());
+        let nanos = self.rtt.load(Relaxed);
+        let rtt = (nanos > 0 && inner.lost.is_none()).then(|| Duration::from_nanos(nanos));
         ChainView { own: inner.own.clone(), stages: inner.stages.clone(), rtt, lost: inner.lost.clone() }
     }
 
     /// Says what this process's own stage is.
     pub fn describe(&self, own: StageInfo) {
         self.inner.write().unwrap_or_else(PoisonError::into_inner).own = Some(own);
-    }
-
-    /// Stages behind the first.
-    pub(super) fn stages(&self) -> usize {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner).stages.len()
     }
 
     /// Why there is no chain at the moment.
@@ -58,12 +58,13 @@ impl ChainStatus {
 
     pub(super) fn up(&self, link: &Link) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
-        (inner.stages, inner.rtt, inner.lost) = (link.stages.as_slice().into(), None, None);
+        (inner.stages, inner.lost) = (link.stages.as_slice().into(), None);
+        self.rtt.store(0, Relaxed);
     }
 
     pub(super) fn measured(&self, rtt: Option<Duration>) {
-        if rtt.is_some() {
-            self.inner.write().unwrap_or_else(PoisonError::into_inner).rtt = rtt;
+        if let Some(rtt) = rtt {
+            self.rtt.store(u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX), Relaxed);
         }
     }
 

@@ -187,11 +187,6 @@ impl LinkFlags {
             Some(WireType::F32) | None => WireDtype::F32,
         }
     }
-
-    /// How long requests wait for a lost stage.
-    pub fn resume_timeout(&self) -> Option<Duration> {
-        self.resume_timeout.filter(|seconds| *seconds > 0).map(|seconds| Duration::from_secs(u64::from(seconds)))
-    }
 }
 
 fn read_token(path: &Path) -> Result<LinkToken, LinkFlagError> {

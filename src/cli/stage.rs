@@ -10,14 +10,17 @@ use crate::{
     http::{self, WorkerState},
     package::Package,
     policy::Path as AttentionPath,
-    telemetry::{
-        self,
-        metrics::{self, ModelInfo},
-    },
+    serve::Phase,
+    telemetry,
 };
 use anyhow::Context as _;
 use clap::{Args, builder::BoolishValueParser};
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -157,20 +160,22 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
     let mut signals = http::signals().context("cannot listen for signals")?;
     let listener = TcpListener::bind(bind).await.with_context(|| format!("cannot listen on `{bind}`"))?;
     let (security, address) = (config.link.security()?, listener.local_addr()?);
+    // The listener would say so too, but only once everything is loaded.
+    security.allow(&address.to_string(), address.ip().to_canonical().is_loopback())?;
     let state = WorkerState::default();
     if let Some(address) = probes {
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on `{address}`"))?;
         tracing::info!("probes and metrics on http://{}", listener.local_addr()?);
-        tokio::spawn(http::serve_worker(listener, state.clone(), prometheus));
-    } else {
-        tokio::spawn(async move {
-            let mut clock = tokio::time::interval(telemetry::UPKEEP_INTERVAL);
-            loop {
-                clock.tick().await;
-                prometheus.run_upkeep();
-            }
-        });
+        tokio::spawn(http::serve_worker(listener, state.clone(), prometheus.clone()));
     }
+    // Whether or not anybody scrapes.
+    tokio::spawn(async move {
+        let mut clock = tokio::time::interval(telemetry::UPKEEP_INTERVAL);
+        loop {
+            clock.tick().await;
+            prometheus.run_upkeep();
+        }
+    });
 
     let (sessions, received) = mpsc::channel(1);
     let (runtime, timeout) = (tokio::runtime::Handle::current(), Duration::from_secs(config.shutdown_timeout.into()));
@@ -193,7 +198,7 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
     let stop = shutdown.clone().cancelled_owned();
     let mut served =
         tokio::spawn(async move { listen::serve(listener, local, security, &options, sessions, stop).await });
-    state.set_ready();
+    state.set(Phase::Ready);
     tracing::info!(%address, "waiting for the stage in front");
     let mut code = ExitCode::SUCCESS;
     tokio::select! {
@@ -205,7 +210,7 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
         _ = signals.recv() => {}
     }
     // The stage in front is told, lets running requests finish, and ends the session.
-    state.set_draining();
+    state.set(Phase::Draining);
     drain.begin();
     tokio::select! {
         () = drain.is_over() => {}
@@ -225,16 +230,10 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
 
 /// Loads the layers, and says what they are.
 fn load(config: &ServeConfig, runtime: tokio::runtime::Handle) -> anyhow::Result<(Worker, LocalStage)> {
+    let start = Instant::now();
     let model = serve_cli::load(config).context("cannot load the layers")?;
+    model.publish(start.elapsed());
     let (shape, card) = (model.engine.shape().clone(), &model.card);
-    metrics::set_model_info(&ModelInfo {
-        model: &card.id,
-        package_digest: &card.package_digest,
-        architecture: &card.arch,
-        layer_start: card.layers.start(),
-        layer_end: card.layers.end(),
-        abi: &card.abi,
-    });
     let info = serve_cli::chain::describe(config, &model);
     let local = LocalStage { info: info.clone(), model_id: model.model_id.clone(), vocabulary: card.n_vocab };
     tracing::info!(

@@ -1,9 +1,6 @@
 //! What a stage that is not the first says over HTTP: probes and metrics, nothing else.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU8, Ordering},
-};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
@@ -13,41 +10,33 @@ use axum::{
     routing::get,
 };
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 use super::metrics::CONTENT_TYPE;
-use crate::telemetry::{PrometheusHandle, metrics::set_health};
+use crate::{
+    serve::Phase,
+    telemetry::{PrometheusHandle, metrics::set_health},
+};
 
 /// Where the process stands; clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct WorkerState(Arc<AtomicU8>);
+#[derive(Clone, Debug)]
+pub struct WorkerState(Arc<watch::Sender<Phase>>);
 
-const LOADING: u8 = 0;
-const READY: u8 = 1;
-const DRAINING: u8 = 2;
+impl Default for WorkerState {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Phase::Loading)))
+    }
+}
 
 impl WorkerState {
-    /// The layers are loaded: others may call.
-    pub fn set_ready(&self) {
-        self.0.store(READY, Ordering::Relaxed);
+    /// Moves on: [`Phase::Ready`] once the layers are loaded and others may call, [`Phase::Draining`] when the process ends as
+    /// soon as the session at hand does.
+    pub fn set(&self, phase: Phase) {
+        self.0.send_replace(phase);
     }
 
-    /// The process ends as soon as the session at hand does.
-    pub fn set_draining(&self) {
-        self.0.store(DRAINING, Ordering::Relaxed);
-    }
-
-    /// Whether it is about to end.
-    pub fn is_draining(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == DRAINING
-    }
-
-    fn phase(&self) -> &'static str {
-        match self.0.load(Ordering::Relaxed) {
-            LOADING => "loading",
-            READY => "ready",
-            _ => "draining",
-        }
+    fn phase(&self) -> Phase {
+        *self.0.borrow()
     }
 }
 
@@ -62,8 +51,7 @@ fn router(state: WorkerState, metrics: PrometheusHandle) -> Router {
     let scrape = {
         let state = state.clone();
         move || async move {
-            set_health(state.phase() == "ready", None);
-            metrics.run_upkeep();
+            set_health(state.phase() == Phase::Ready, None);
             ([(axum::http::header::CONTENT_TYPE, CONTENT_TYPE)], metrics.render())
         }
     };
@@ -77,10 +65,10 @@ fn router(state: WorkerState, metrics: PrometheusHandle) -> Router {
 async fn ready(State(state): State<WorkerState>) -> Response {
     let phase = state.phase();
     let (status, code) = match phase {
-        "ready" => ("ok", StatusCode::OK),
+        Phase::Ready => ("ok", StatusCode::OK),
         _ => ("failing", StatusCode::SERVICE_UNAVAILABLE),
     };
-    (code, Json(json!({"status": status, "phase": phase}))).into_response()
+    (code, Json(json!({"status": status, "phase": phase.label()}))).into_response()
 }
 
 #[cfg(test)]
@@ -100,9 +88,9 @@ mod tests {
             async move { app.oneshot(request).await.unwrap().status().as_u16() }
         };
         assert_eq!((get("/readyz").await, get("/livez").await), (503, 200));
-        state.set_ready();
+        state.set(Phase::Ready);
         assert_eq!((get("/readyz").await, get("/metrics").await), (200, 200));
-        state.set_draining();
+        state.set(Phase::Draining);
         assert_eq!((get("/readyz").await, get("/livez").await, get("/v1/models").await), (503, 200, 404));
     }
 }

@@ -2,11 +2,9 @@
 
 import re
 import socket
-import subprocess
 import threading
-import time
 
-from server import BIN, BUNDLED, PATIENCE_S, Server, environment
+from server import BIN, BUNDLED, Server
 
 _WAITING = re.compile(r"waiting for the stage in front.*address=(\S+)")
 _PROBES = re.compile(r"probes and metrics on (http://\S+)")
@@ -21,6 +19,9 @@ def free_port():
 class Worker(Server):
     """One stage behind others, loaded and waiting for a call when the constructor returns."""
 
+    ADDRESS = _PROBES
+    CALLABLE = _WAITING
+
     def __init__(self, layers, *args, next=None, port=None, package=BUNDLED, prefix=(), host="127.0.0.1"):
         port = port or free_port()
         self.address = f"http://{host}:{port}"
@@ -29,33 +30,7 @@ class Worker(Server):
         if next:
             command += ["--next", next.address if isinstance(next, Worker) else next]
         self.again = lambda: Worker(layers, *args, next=next, port=port, package=package, prefix=prefix, host=host)
-        self.process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.log = []
-        self._log_grows = threading.Condition()
-        self._listening = threading.Event()
-        self.url = None
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-        try:
-            self._listening.wait(PATIENCE_S)
-            assert self.url and self.process.poll() is None, f"the stage does not wait:\n{self.log_text()}"
-        except BaseException:
-            self.kill()
-            raise
-
-    def _read_log(self):
-        url = None
-        for line in self.process.stderr:
-            with self._log_grows:
-                self.log.append(line)
-                self._log_grows.notify_all()
-            if found := _PROBES.search(line):
-                url = found.group(1)
-            if _WAITING.search(line):
-                self.url = url
-                self._listening.set()
-        self._listening.set()
+        self.start(command)
 
 
 class Chain:

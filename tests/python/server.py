@@ -1,5 +1,6 @@
 """A real `skippy-stage serve` process, and a few HTTP calls that the OpenAI client does not make."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -58,9 +59,20 @@ def run(*args):
 class Server:
     """One server process on a free loopback port, started and ready when the constructor returns."""
 
+    # Lines of the log: the one with the address for HTTP, and the one that says that others may call.
+    ADDRESS = _LISTENING
+    CALLABLE = _LISTENING
+
     def __init__(self, *args, package=PACKAGE, env=None, ready=True, bind="127.0.0.1:0"):
+        self.start(command(package, "--bind", bind, *args), env)
+        if ready:
+            with self.killed_on_failure():
+                self.wait_until(lambda: self.get("/readyz")[0] == 200, "ready")
+
+    def start(self, argv, env=None):
+        """Starts a process; it can be called when this returns."""
         self.process = subprocess.Popen(
-            command(package, "--bind", bind, *args),
+            argv,
             env=environment(**(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -69,15 +81,19 @@ class Server:
         )
         self.log = []
         self._log_grows = threading.Condition()
-        self._listening = threading.Event()
+        self._log_said_enough = threading.Event()
+        self._callable = False
         self.url = None
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
+        with self.killed_on_failure():
+            self._log_said_enough.wait(PATIENCE_S)
+            assert self.url and self._callable, f"the process named no address, or waits for nobody:\n{self.log_text()}"
+
+    @contextlib.contextmanager
+    def killed_on_failure(self):
         try:
-            self._listening.wait(PATIENCE_S)
-            assert self.url, f"the server named no address:\n{self.log_text()}"
-            if ready:
-                self.wait_until(lambda: self.get("/readyz")[0] == 200, "ready")
+            yield
         except BaseException:
             self.kill()
             raise
@@ -87,10 +103,12 @@ class Server:
             with self._log_grows:
                 self.log.append(line)
                 self._log_grows.notify_all()
-            if found := _LISTENING.search(line):
+            if found := self.ADDRESS.search(line):
                 self.url = found.group(1)
-                self._listening.set()
-        self._listening.set()
+            if self.CALLABLE.search(line):
+                self._callable = True
+                self._log_said_enough.set()
+        self._log_said_enough.set()
 
     def log_text(self):
         return "".join(self.log)

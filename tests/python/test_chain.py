@@ -3,7 +3,6 @@
 import json
 import signal
 import threading
-import time
 
 import openai
 import pytest

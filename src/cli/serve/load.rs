@@ -11,6 +11,10 @@ use crate::{
     serve::ModelCard,
     spec::{self, DraftHead, Speculation, StrategyError, StrategyPlan},
     stage::{StageEngine, dsa::DraftAttention, llama::LlamaStageOptions},
+    telemetry::{
+        labels::LoadPhase,
+        metrics::{self, ModelInfo},
+    },
     text::TextModel,
 };
 use std::{
@@ -93,6 +97,23 @@ pub struct LoadedModel {
     pub kind: Engine,
     /// Whether the first layer takes the selection of a layer before it (IndexShare).
     pub takes_top_k: bool,
+}
+
+impl LoadedModel {
+    /// Tells metrics what has been loaded, which `took` so long in all.
+    pub fn publish(&self, took: Duration) {
+        metrics::load_finished(LoadPhase::Verify, self.verified_in);
+        metrics::load_finished(LoadPhase::Load, took.saturating_sub(self.verified_in));
+        let card = &self.card;
+        metrics::set_model_info(&ModelInfo {
+            model: &card.id,
+            package_digest: &card.package_digest,
+            architecture: &card.arch,
+            layer_start: card.layers.start(),
+            layer_end: card.layers.end(),
+            abi: &card.abi,
+        });
+    }
 }
 
 /// The stages that `config` asks for, in order. Checks the package's manifest, the range and every cut.

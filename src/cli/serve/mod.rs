@@ -10,7 +10,7 @@ use crate::{
     http::{self, Ended, HttpOptions},
     package::Package,
     serve::{Phase, ServeHandle, ServeOptions, Starter},
-    telemetry::{self, PrometheusHandle, labels::LoadPhase, metrics::ModelInfo},
+    telemetry::{self, PrometheusHandle},
 };
 use anyhow::Context as _;
 use clap::Args;
@@ -140,17 +140,8 @@ fn load_and_start(
         }
     };
     let took = start.elapsed();
-    telemetry::metrics::load_finished(LoadPhase::Verify, model.verified_in);
-    telemetry::metrics::load_finished(LoadPhase::Load, took.saturating_sub(model.verified_in));
+    model.publish(took);
     let card = &model.card;
-    telemetry::metrics::set_model_info(&ModelInfo {
-        model: &card.id,
-        package_digest: &card.package_digest,
-        architecture: &card.arch,
-        layer_start: card.layers.start(),
-        layer_end: card.layers.end(),
-        abi: &card.abi,
-    });
     tracing::info!(
         model = card.id,
         architecture = card.arch,
@@ -198,7 +189,7 @@ fn serve_options(config: &ServeConfig) -> ServeOptions {
         max_queue: config.max_queue,
         ctx_per_request: config.ctx_size,
         request_timeout: above_zero(config.request_timeout),
-        resume_timeout: config.link.resume_timeout(),
+        resume_timeout: above_zero(config.link.resume_timeout.unwrap_or(0)),
         step_tokens: config.step_tokens,
         prefix_cache_bytes: u64::from(config.prefix_cache_mib) << 20,
     }
