@@ -2,7 +2,6 @@
 
 use clap::{Parser, Subcommand};
 use skippy_stage::cli;
-use std::process::ExitCode;
 
 /// Serves a range of layers of a model straight from the fragments of a layer package
 #[derive(Parser)]
@@ -28,8 +27,8 @@ enum Command {
     Certs(cli::certs::CertsArgs),
 }
 
-fn main() -> ExitCode {
-    cli::exit(match Cli::parse().command {
+fn main() {
+    cli::leave(match Cli::parse().command {
         Command::Serve(args) => cli::serve::run(*args),
         Command::Stage(args) => cli::stage::run(*args),
         Command::Resolve(args) => cli::resolve::run(&args),

@@ -82,6 +82,20 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads((cores / 4).clamp(1, 4)).build()
 }
 
+/// The end of a binary with an engine: as [`exit`], but without what C++ has registered for the end of a process. An engine
+/// that a second signal or a timeout cut off still computes, with what those destructors would take from under it.
+#[cfg(feature = "engine")]
+pub fn leave(result: anyhow::Result<ExitCode>) -> ! {
+    let code = exit(result);
+    // Nothing can be said any more if this fails.
+    let _ = std::io::Write::flush(&mut std::io::stdout());
+    #[allow(unsafe_code)]
+    // SAFETY: ends the process; no destructor runs.
+    unsafe {
+        libc::_exit(i32::from(code != ExitCode::SUCCESS))
+    }
+}
+
 /// The last line of a binary: the error with its causes on one line of stderr, and the exit code.
 pub fn exit(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
