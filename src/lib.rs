@@ -6,6 +6,7 @@
 //! Without the default feature `engine` the crate holds no C++ and builds in seconds: package tools, API types,
 //! scheduling and their tests remain.
 
+pub mod build_info;
 pub mod chain;
 pub mod chat;
 pub mod cli;

@@ -7,6 +7,7 @@ pub mod certs;
 pub mod engine;
 #[cfg(feature = "engine")]
 pub mod link;
+pub mod machine;
 pub mod package;
 #[cfg(feature = "engine")]
 pub mod parity;

@@ -64,8 +64,11 @@ impl Serialize for PathSet {
 pub struct Capability {
     /// The backend.
     pub backend: Backend,
-    /// The device, as evidence names it: `cpu`, or what the backend calls it.
+    /// The device, as evidence names it: the model of the CPU, or what the backend calls it; the backend where nobody
+    /// has looked.
     pub device: String,
+    /// Instructions that our kernels use there, as evidence names them.
+    pub isa: String,
     /// The paths it has. [`Path::Fallback`] counts as had, whatever is in here.
     pub paths: PathSet,
     /// Whether the MTP block runs on it.
@@ -81,7 +84,7 @@ impl Capability {
                 PathSet::of(&[Path::Dense, Path::CompactFlash, Path::SparseChunked, Path::Fallback])
             }
         };
-        Self { backend, device: backend.label().to_owned(), paths, native_mtp: true }
+        Self { backend, device: backend.label().to_owned(), isa: "portable".to_owned(), paths, native_mtp: true }
     }
 
     /// Whether the backend has `path`.

@@ -208,7 +208,12 @@ impl Resolver {
                 "the stage starts on a shared layer, and the top-k lists of the layer before it are not there"
                     .to_owned()
             }
-            Reason::EvidenceMissing | Reason::EvidenceNoWin | Reason::ParityFailed => reason.label().to_owned(),
+            Reason::EvidenceMissing
+            | Reason::EvidenceEdited
+            | Reason::EvidenceForeignBuild
+            | Reason::EvidenceForeignCpu
+            | Reason::EvidenceNoWin
+            | Reason::ParityFailed => reason.label().to_owned(),
         }
     }
 

@@ -10,6 +10,7 @@ mod model;
 mod plan;
 mod question;
 mod report;
+mod switches;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -17,11 +18,12 @@ mod types;
 use std::ops::ControlFlow;
 
 pub use capability::{Backend, Capability, PathSet};
-pub use evidence::{Evidence, EvidenceError, SwitchState};
+pub use evidence::{Evidence, EvidenceError, Exhibit, Origin};
 pub use explain::{CandidateReport, Explanation, Verdict};
 pub use plan::{Limit, Limits, Overrides, is_sparse_architecture};
 pub use question::{Question, QuestionError};
 pub use report::{Contract, PhaseContract};
+pub use switches::SwitchState;
 pub use types::{Decision, Inputs, Path, Phase, Profile, Reason, Recommended, Role, Source, Threshold, UnknownName};
 
 use crate::package::generation::{Generation, Policy, Switch, Unsupported, Vocabulary as _};
@@ -43,8 +45,8 @@ pub struct ResolverConfig<'a> {
     pub capability: Capability,
     /// Paths forced for the whole process.
     pub overrides: Overrides,
-    /// Evidence for experimental switches.
-    pub evidence: Evidence,
+    /// Evidence for experimental switches, if there is any.
+    pub evidence: Option<Exhibit>,
 }
 
 impl Default for ResolverConfig<'_> {
@@ -56,7 +58,7 @@ impl Default for ResolverConfig<'_> {
             roles: Vec::new(),
             capability: Capability::default(),
             overrides: Overrides::default(),
-            evidence: Evidence::default(),
+            evidence: None,
         }
     }
 }
@@ -77,7 +79,7 @@ pub struct Resolver {
     has_indexer: bool,
     top_k: Option<u32>,
     roles: Vec<Role>,
-    evidence: Evidence,
+    evidence: Option<Exhibit>,
     switches: Vec<SwitchState>,
 }
 
@@ -115,6 +117,8 @@ impl Resolver {
 
     /// The same stage on another backend.
     pub fn on(mut self, capability: Capability) -> Self {
+        self.evidence =
+            self.evidence.map(|Exhibit { evidence, here }| Exhibit { evidence, here: here.on(&capability) });
         self.capability = capability;
         self.set_switches();
         self
@@ -123,7 +127,7 @@ impl Resolver {
     fn set_switches(&mut self) {
         let state = |switch| {
             let declared = self.policy.as_ref().and_then(|policy| policy.switch(switch)).cloned();
-            SwitchState::of(switch, declared, self.profile, &self.capability, &self.evidence)
+            SwitchState::of(switch, declared, self.profile, self.evidence.as_ref())
         };
         self.switches = Switch::NAMES.iter().map(|(_, switch)| state(*switch)).collect();
     }

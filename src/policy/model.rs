@@ -1,6 +1,6 @@
 //! What a model's metadata tells the resolver.
 
-use super::{Capability, Evidence, Overrides, ResolverConfig, Role, is_sparse_architecture};
+use super::{Capability, Overrides, ResolverConfig, Role, is_sparse_architecture};
 use crate::{
     gguf::Metadata,
     package::{
@@ -34,7 +34,7 @@ impl<'a> ResolverConfig<'a> {
             roles,
             capability: Capability::default(),
             overrides: Overrides::default(),
-            evidence: Evidence::default(),
+            evidence: None,
         })
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    Capability, Evidence, Limits, Path, Phase, Profile, Recommended, Resolver, Role, Source, SwitchState, alternatives,
+    Capability, Exhibit, Limits, Path, Phase, Profile, Recommended, Resolver, Role, Source, SwitchState, alternatives,
     plan::built_in,
 };
 use crate::package::generation::Unsupported;
@@ -34,8 +34,8 @@ pub struct Contract {
     pub capability: Capability,
     /// Experimental switches.
     pub switches: Vec<SwitchState>,
-    /// Measurements that switches are held against.
-    pub evidence: Evidence,
+    /// Measurements that switches are held against; null without any.
+    pub evidence: Option<Exhibit>,
 }
 
 /// What holds for one phase.

@@ -195,8 +195,14 @@ closed! {
         DenseMaskOverBudget => "dense_mask_over_budget",
         /// The selection covers every visible row: dense is exact and nothing has to be scored.
         TopKCoversKv => "top_k_covers_kv",
-        /// An evidence-gated path without evidence.
+        /// Nobody has measured an evidence-gated switch, as far as the server was told.
         EvidenceMissing => "evidence_missing",
+        /// Evidence whose seal does not fit: somebody has changed it since it was measured.
+        EvidenceEdited => "evidence_edited",
+        /// Evidence of another build.
+        EvidenceForeignBuild => "evidence_foreign_build",
+        /// Evidence of another CPU or device, or of kernels for other instructions.
+        EvidenceForeignCpu => "evidence_foreign_cpu",
         /// Evidence shows no gain.
         EvidenceNoWin => "evidence_no_win",
         /// Evidence shows different output.

@@ -13,20 +13,8 @@ use super::{
         LoadPhase, Method, PromptSource, Route, StepPhase, status_code,
     },
 };
+pub use crate::build_info::{GIT, LLAMA, VERSION};
 use crate::policy::{Decision, Profile};
-
-/// Version of this crate.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Commit of this build, when the build was told.
-pub const GIT: &str = match option_env!("SKIPPY_BUILD_GIT") {
-    Some(git) => git,
-    None => "unknown",
-};
-/// The llama.cpp built in, when there is one.
-pub const LLAMA: &str = match option_env!("SKIPPY_BUILD_LLAMA") {
-    Some(llama) => llama,
-    None => "none",
-};
 
 /// Requests that hold a lane and requests that wait for one, as the scheduler sees them now.
 pub fn set_requests(in_flight: usize, queued: usize) {

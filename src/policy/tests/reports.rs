@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::package::generation::Switch;
+use evidence::{Measurement, Shape};
 
 fn words(resolver: &Resolver, inputs: Inputs) -> String {
     resolver.explain(&inputs).words
@@ -82,17 +83,29 @@ fn the_contract_shows_what_is_declared_and_what_holds() {
     insta::assert_json_snapshot!("contract", resolver.contract());
 }
 
+/// A measurement of `selected_row_flash` here.
+fn exhibit(speed_ratio: f64) -> Exhibit {
+    let here = Origin::unhashed(&Capability::default(), 1);
+    let measurement = Measurement {
+        profile: Profile::GlmDsaV1,
+        switch: Switch::SelectedRowFlash,
+        shape: Shape { n_tokens: 1, n_kv: 32768, top_k: 2048 },
+        parity_error: 0.0,
+        tolerance: 1e-4,
+        speed_ratio,
+    };
+    let evidence = Evidence::read(&Evidence::seal(vec![measurement], here.clone()).unwrap()).unwrap();
+    Exhibit { evidence, here }
+}
+
 #[test]
 fn switches_stand_closed_with_a_reason() {
-    let state = |generation: &Generation, evidence: &str| {
-        let evidence = Evidence::from_json(evidence).unwrap();
-        let resolver = with(generation, |config| config.evidence = evidence);
+    let state = |generation: &Generation, evidence: Option<f64>| {
+        let resolver = with(generation, |config| config.evidence = evidence.map(exhibit));
         let states = resolver.switches().iter().map(|state| (state.switch, (state.open, state.reason)));
         states.collect::<std::collections::BTreeMap<_, _>>()
     };
-    let none = r#"{"version":1,"entries":[]}"#;
-    let wins = r#"{"version":1,"entries":[{"profile":"glm-dsa-v1","switch":"selected_row_flash","backend":"cpu","device":"cpu",
-        "shape":{"n_tokens":1,"n_kv":32768,"top_k":2048},"parity_error":0,"tolerance":1e-4,"speed_ratio":1.5}]}"#;
+    let (none, wins) = (None, Some(1.5));
     let flash = Switch::SelectedRowFlash;
     assert_eq!(state(&sample(), none)[&flash], (false, Some(Reason::EvidenceMissing)));
     assert_eq!(state(&sample(), wins)[&flash], (true, None));
@@ -102,9 +115,10 @@ fn switches_stand_closed_with_a_reason() {
     assert_eq!(state(&gate, wins)[&flash], (false, Some(Reason::UnknownValue)));
     let profile = generation(json!({"profile": "glm-dsa-v2"}), json!({}));
     assert_eq!(state(&profile, wins)[&flash], (false, Some(Reason::UnknownProfile)));
-    let evidence = Evidence::from_json(wins).unwrap();
-    let cuda = with(&sample(), |config| config.evidence = evidence).on(Capability::of(Backend::Cuda));
-    assert!(!cuda.switches()[0].open, "evidence of another backend");
+    assert_eq!(state(&sample(), Some(0.5))[&flash], (false, Some(Reason::EvidenceNoWin)));
+    let cuda = with(&sample(), |config| config.evidence = wins.map(exhibit)).on(Capability::of(Backend::Cuda));
+    assert_eq!(cuda.switches()[0].reason, Some(Reason::EvidenceMissing), "evidence of another backend");
+    assert!(cuda.on(Capability::of(Backend::Cpu)).switches()[0].open, "and back");
 }
 
 #[test]

@@ -1,0 +1,46 @@
+//! Experimental switches, as they stand for one stage.
+
+use serde::Serialize;
+
+use super::{
+    evidence::{Exhibit, switch_name},
+    types::{Profile, Reason},
+};
+use crate::package::generation::{Gate, Open, Switch};
+
+/// An experimental switch, as it stands for one stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SwitchState {
+    /// Its name.
+    #[serde(serialize_with = "switch_name")]
+    pub switch: Switch,
+    /// What the package declares, as written; absent when it declares nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Open<Gate>>,
+    /// Whether it is open.
+    pub open: bool,
+    /// Why it is closed, when the package declares it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+}
+
+impl SwitchState {
+    /// How `switch` stands, given what the package declares.
+    pub(super) fn of(
+        switch: Switch,
+        declared: Option<Open<Gate>>,
+        profile: Profile,
+        evidence: Option<&Exhibit>,
+    ) -> Self {
+        let verdict = match (&declared, profile) {
+            (None, _) => Err(None),
+            (Some(_), Profile::Unknown) => Err(Some(Reason::UnknownProfile)),
+            (Some(Open::Unknown(_)), _) => Err(Some(Reason::UnknownValue)),
+            (Some(Open::Known(Gate::EvidenceGated)), profile) => {
+                let evidence = evidence.ok_or(Reason::EvidenceMissing);
+                evidence.and_then(|evidence| evidence.opens(profile, switch)).map_err(Some)
+            }
+        };
+        Self { switch, declared, open: verdict.is_ok(), reason: verdict.err().flatten() }
+    }
+}
