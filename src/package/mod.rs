@@ -22,6 +22,7 @@ pub mod plan;
 mod preflight;
 mod range;
 mod selection;
+pub mod synth;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod validate;

@@ -38,3 +38,5 @@ mod sampling;
 mod serve_cli;
 #[cfg(feature = "engine")]
 mod support;
+#[cfg(feature = "engine")]
+mod synth;

@@ -5,6 +5,7 @@ mod bundled;
 mod contract;
 mod describe;
 mod source;
+mod synth;
 mod validate;
 mod write;
 

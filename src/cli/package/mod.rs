@@ -7,6 +7,7 @@ mod contract;
 mod inspect;
 mod plan;
 mod preflight;
+mod synth;
 mod validate;
 mod write;
 
@@ -35,6 +36,7 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     WritePackage(write::Args),
+    Synth(synth::Args),
     ValidatePackage(validate::Args),
     Inspect(inspect::Args),
     Preflight(preflight::Args),
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
     super::init_logging(false, LevelFilter::WARN);
     let result = match &args.command {
         Command::WritePackage(args) => write::run(args),
+        Command::Synth(args) => synth::run(args),
         Command::ValidatePackage(args) => validate::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Preflight(args) => preflight::run(args),
