@@ -1,12 +1,13 @@
 //! Stages of either engine from the fragments of a package: what `serve`, `parity` and `bench` have in common.
 
 use crate::{
+    cli::machine,
     gguf::Metadata,
     llama::{KvType, LlamaText, Threadpool},
     package::{
         LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify, generation::Generation, glm_dsa,
     },
-    policy::{Overrides, Resolver, ResolverConfig},
+    policy::{Exhibit, Overrides, Resolver, ResolverConfig},
     stage::{
         StageEngine,
         dsa::{self, DraftAttention, DsaStage, DsaStageError, DsaStageOptions},
@@ -52,7 +53,7 @@ impl Engine {
 }
 
 /// How stages are loaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Which engine.
     pub engine: EngineChoice,
@@ -60,13 +61,15 @@ pub struct EngineOptions {
     pub llama: LlamaStageOptions,
     /// Attention paths forced for this process (`dsa`).
     pub overrides: Overrides,
+    /// Evidence for experimental switches (`dsa`).
+    pub evidence: Option<Exhibit>,
     /// How the draft head attends, if the package has one (`dsa`).
     pub drafts: Option<DraftAttention>,
 }
 
 impl From<LlamaStageOptions> for EngineOptions {
     fn from(llama: LlamaStageOptions) -> Self {
-        Self { engine: EngineChoice::Llama, llama, overrides: Overrides::default(), drafts: None }
+        Self { engine: EngineChoice::Llama, llama, overrides: Overrides::default(), evidence: None, drafts: None }
     }
 }
 
@@ -235,8 +238,9 @@ impl EngineOptions {
             architecture: config.arch.name(),
             top_k: Some(config.top_k),
             roles: config.roles.get(start..end).unwrap_or_default().to_vec(),
+            capability: machine::capability(),
             overrides: self.overrides,
-            ..ResolverConfig::default()
+            evidence: self.evidence.clone(),
         }))
     }
 }

@@ -6,8 +6,9 @@ use std::{io::Write as _, path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use crate::{
+    cli::machine,
     package::{LayerRange, Package},
-    policy::{Explanation, Question, Resolver, ResolverConfig},
+    policy::{Evidence, Exhibit, Explanation, Question, Resolver, ResolverConfig},
 };
 
 /// Arguments of `resolve`.
@@ -34,6 +35,9 @@ pub struct ResolveArgs {
     /// Layers of the stage, as A..B; all by default
     #[arg(long)]
     layers: Option<LayerRange>,
+    /// File with measurements of this build on this machine, as `serve --evidence` reads it
+    #[arg(long, env = "SKIPPY_EVIDENCE", value_name = "FILE")]
+    evidence: Option<PathBuf>,
     /// Print the explanation as JSON
     #[arg(long)]
     json: bool,
@@ -63,7 +67,11 @@ fn explain(args: &ResolveArgs) -> anyhow::Result<Explanation> {
         None => LayerRange::new(0, manifest.layer_count)?,
     };
     let config = ResolverConfig::of_model(&metadata, manifest.layer_count, layers)?;
-    let resolver = Resolver::new(ResolverConfig { generation: manifest.generation.as_ref(), ..config });
+    let (generation, capability) = (manifest.generation.as_ref(), machine::capability());
+    let threads = std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
+    let evidence = args.evidence.as_deref().map(Evidence::open).transpose()?;
+    let evidence = evidence.map(|evidence| Exhibit::here(evidence, &capability, threads)).transpose()?;
+    let resolver = Resolver::new(ResolverConfig { generation, capability, evidence, ..config });
     Ok(resolver.answer(&Question {
         phase: &args.phase,
         n_tokens: args.n_tokens,
@@ -81,10 +89,14 @@ mod tests {
     use super::*;
     use crate::{
         package::{
+            generation::Switch,
             glm_dsa::testing,
             testing::{Recipe, TestPackage},
         },
-        policy::{Path, Reason, Role},
+        policy::{
+            Origin, Path, Profile, Reason, Role,
+            evidence::{Measurement, Shape},
+        },
     };
 
     #[derive(Parser)]
@@ -131,6 +143,37 @@ mod tests {
         assert_eq!((cuda.selected, cuda.reason), (Path::CompactFlash, Reason::BackendUnsupported));
         let stage = ask(&package, "--phase decode --n-tokens 1 --n-kv 99 --layers 2..5").unwrap();
         assert_eq!((decode.indexshare_role, stage.indexshare_role), (Role::Full, Role::Shared));
+    }
+
+    #[test]
+    fn evidence_opens_switches_of_the_package() {
+        let package = package();
+        package.edit_manifest(|manifest| {
+            manifest["generation"]["policy"]["experimental"] = json!({"moe_weighted_down": "evidence-gated"});
+        });
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let ask = || {
+            let evidence = file.path().to_str().unwrap();
+            ask(&package, &format!("--phase decode --n-tokens 1 --n-kv 99 --evidence {evidence}"))
+        };
+        assert!(ask().unwrap_err().to_string().contains(file.path().to_str().unwrap()));
+        let measurement = Measurement {
+            profile: Profile::GlmDsaV1,
+            switch: Switch::MoeWeightedDown,
+            shape: Shape { n_tokens: 64, n_kv: 64, top_k: 0 },
+            parity_error: 0.0,
+            tolerance: 1e-5,
+            speed_ratio: 1.5,
+        };
+        let write = |origin| std::fs::write(file.path(), Evidence::seal(vec![measurement.clone()], origin).unwrap());
+        let here = Origin::here(&machine::capability(), 1).unwrap();
+        write(here.clone()).unwrap();
+        let explanation = ask().unwrap();
+        assert!(explanation.switches.iter().any(|state| state.switch == Switch::MoeWeightedDown && state.open));
+        assert!(explanation.to_string().ends_with("experimental switches\n  moe_weighted_down open\n"));
+        write(Origin { isa: "abacus".into(), ..here }).unwrap();
+        let text = ask().unwrap().to_string();
+        assert!(text.ends_with("  moe_weighted_down closed: evidence_foreign_cpu\n"), "{text}");
     }
 
     #[test]

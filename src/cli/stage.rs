@@ -81,6 +81,9 @@ pub struct StageArgs {
     /// Attention path to force for drafts under verification, as at the first stage
     #[arg(long, env = "SKIPPY_ATTENTION_VERIFY", value_name = "PATH")]
     attention_verify: Option<AttentionPath>,
+    /// File with measurements of this build on this machine, which opens experimental switches; see `serve --help`
+    #[arg(long, env = "SKIPPY_EVIDENCE", value_name = "FILE")]
+    evidence: Option<PathBuf>,
     /// Try cuts of families that no parity run has certified
     #[arg(long, env = "SKIPPY_ALLOW_UNCERTIFIED_CUTS", value_parser = BoolishValueParser::new(), num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
@@ -127,6 +130,7 @@ impl StageArgs {
             attention_short_prefill: self.attention_short_prefill,
             attention_long_prefill: self.attention_long_prefill,
             attention_verify: self.attention_verify,
+            evidence: self.evidence,
             allow_uncertified_cuts: self.allow_uncertified_cuts,
             verify_package_sha: self.verify_package_sha,
             shutdown_timeout: self.shutdown_timeout,
@@ -157,6 +161,7 @@ async fn serve(config: ServeConfig, bind: SocketAddr, probes: Option<SocketAddr>
     let package = Package::open(&config.package)?;
     serve_cli::stages(&config, &package)?;
     serve_cli::strategy(&config, &package)?;
+    serve_cli::evidence(&config)?;
     let mut signals = http::signals().context("cannot listen for signals")?;
     let listener = TcpListener::bind(bind).await.with_context(|| format!("cannot listen on `{bind}`"))?;
     let (security, address) = (config.link.security()?, listener.local_addr()?);

@@ -5,11 +5,13 @@ use std::{fmt, ops::ControlFlow};
 use serde::Serialize;
 
 use super::{
-    Candidate, Inputs, Path, PathSet, Phase, Profile, Reason, Recommended, Resolver, Role, Source, Threshold,
+    Candidate, Inputs, Path, PathSet, Phase, Profile, Reason, Recommended, Resolver, Role, Source, SwitchState,
+    Threshold,
     capability::Backend,
     plan::Limits,
     types::{Decision, closed},
 };
+use crate::package::generation::Vocabulary as _;
 
 closed! {
     /// What became of a candidate.
@@ -87,6 +89,8 @@ pub struct Explanation {
     pub dense_mask_avoided_bytes: u64,
     /// Every path, in the order in which they are weighed.
     pub candidates: Vec<CandidateReport>,
+    /// Experimental switches, and why they are closed.
+    pub switches: Vec<SwitchState>,
     /// The decision in one sentence.
     pub words: String,
 }
@@ -117,6 +121,7 @@ impl Resolver {
             selected_threshold: decision.threshold(),
             dense_mask_bytes: decision.dense_mask_bytes,
             dense_mask_avoided_bytes: decision.dense_mask_avoided_bytes,
+            switches: self.switches.clone(),
             words: self.summary(inputs, &decision, &candidates),
             candidates,
         }
@@ -268,6 +273,15 @@ impl fmt::Display for Explanation {
         ] {
             writeln!(f, "  {threshold} {} ({})", limit.value, limit.from)?;
         }
-        writeln!(f, "  dense mask {} bytes, avoided {}", self.dense_mask_bytes, self.dense_mask_avoided_bytes)
+        writeln!(f, "  dense mask {} bytes, avoided {}", self.dense_mask_bytes, self.dense_mask_avoided_bytes)?;
+        let mut declared = self.switches.iter().filter(|state| state.declared.is_some()).peekable();
+        if declared.peek().is_some() {
+            writeln!(f, "experimental switches")?;
+        }
+        declared.try_for_each(|state| {
+            let open = if state.open { "open" } else { "closed" };
+            let reason = state.reason.map_or(String::new(), |reason| format!(": {reason}"));
+            writeln!(f, "  {} {open}{reason}", state.switch.name())
+        })
     }
 }

@@ -23,7 +23,7 @@ pub use explain::{CandidateReport, Explanation, Verdict};
 pub use plan::{Limit, Limits, Overrides, is_sparse_architecture};
 pub use question::{Question, QuestionError};
 pub use report::{Contract, PhaseContract};
-pub use switches::SwitchState;
+pub use switches::{SWITCH_NAMES, Standing, SwitchState};
 pub use types::{Decision, Inputs, Path, Phase, Profile, Reason, Recommended, Role, Source, Threshold, UnknownName};
 
 use crate::package::generation::{Generation, Policy, Switch, Unsupported, Vocabulary as _};
@@ -298,6 +298,16 @@ impl Resolver {
     /// Every experimental switch.
     pub fn switches(&self) -> &[SwitchState] {
         &self.switches
+    }
+
+    /// Whether `switch` is open.
+    pub fn is_open(&self, switch: Switch) -> bool {
+        self.switches.iter().any(|state| state.switch == switch && state.open)
+    }
+
+    /// The evidence that switches are held against, if there is any.
+    pub fn evidence(&self) -> Option<&Exhibit> {
+        self.evidence.as_ref()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tells of the resolver's decisions: one structured event and the counters for each.
 
 use crate::{
+    package::generation::Vocabulary as _,
     policy::{Decision, Inputs, Phase, Reason, Resolver},
     telemetry::metrics,
 };
@@ -59,6 +60,32 @@ impl Announcer {
         let news = *told & reason == 0;
         *told |= reason;
         news
+    }
+}
+
+/// Tells once, when a stage is loaded, how the experimental switches stand: one line for each that the package declares,
+/// and the gauge for all. What makes the evidence foreign is told beside it.
+pub fn announce_switches(resolver: &Resolver) {
+    for difference in resolver.evidence().into_iter().flat_map(|exhibit| exhibit.differences()) {
+        tracing::warn!(
+            target: "skippy::policy",
+            field = difference.field,
+            measured = difference.measured,
+            here = difference.here,
+            "the evidence was measured elsewhere"
+        );
+    }
+    for state in resolver.switches() {
+        metrics::experimental_switch(state);
+        if state.declared.is_some() {
+            tracing::info!(
+                target: "skippy::policy",
+                switch = state.switch.name(),
+                open = state.open,
+                reason = state.reason.map(Reason::label),
+                "experimental switch"
+            );
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub mod llama;
 pub mod local_chain;
 
 use crate::{package::LayerRange, policy};
-pub use announce::Announcer;
+pub use announce::{Announcer, announce_switches};
 pub use boundary::{Boundary, TopK};
 
 /// One sequence (a *lane*) inside an engine's KV cache: `0..StageShape::n_seq_max`.

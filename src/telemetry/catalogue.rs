@@ -147,6 +147,8 @@ pub const KV_CELLS_CAPACITY: &str = "skippy_kv_cells_capacity";
 pub const LANES_BUSY: &str = "skippy_lanes_busy";
 /// Lanes in all.
 pub const LANES_CAPACITY: &str = "skippy_lanes_capacity";
+/// Experimental switches of the policy.
+pub const EXPERIMENTAL_SWITCH: &str = "skippy_experimental_switch_open";
 /// Decisions of the phase resolver.
 pub const POLICY_DECISIONS: &str = "skippy_policy_decisions_total";
 /// Masks that were not allocated.
@@ -344,6 +346,14 @@ pub const CATALOGUE: &[MetricDef] = &[
         help: "Dense sparse-attention masks (tokens x KV rows x 4 bytes) that the selected paths did not allocate.",
         labels: &[label("phase", policy::Phase::VALUES)],
         children: Children::AtStart,
+    },
+    MetricDef {
+        name: EXPERIMENTAL_SWITCH,
+        kind: Kind::Gauge,
+        unit: None,
+        help: "1 for an experimental switch that is open, 0 for a closed one, with its reason; absent until the model is loaded.",
+        labels: &[label("switch", policy::SWITCH_NAMES), label("reason", policy::Standing::VALUES)],
+        children: Children::Served,
     },
     MetricDef {
         name: INDEXSHARE_SIDEBAND,

@@ -14,7 +14,10 @@ use super::{
     },
 };
 pub use crate::build_info::{GIT, LLAMA, VERSION};
-use crate::policy::{Decision, Profile};
+use crate::{
+    package::generation::Vocabulary as _,
+    policy::{Decision, Profile, SwitchState},
+};
 
 /// Requests that hold a lane and requests that wait for one, as the scheduler sees them now.
 pub fn set_requests(in_flight: usize, queued: usize) {
@@ -132,6 +135,16 @@ pub fn policy_decision(profile: Profile, decision: &Decision) {
     if decision.dense_mask_avoided_bytes > 0 {
         counter!(names::POLICY_DENSE_MASK_AVOIDED, "phase" => phase).increment(decision.dense_mask_avoided_bytes);
     }
+}
+
+/// An experimental switch of the loaded package stands so. To be called once for each.
+pub fn experimental_switch(state: &SwitchState) {
+    let reason = state.standing().label();
+    gauge!(names::EXPERIMENTAL_SWITCH, "switch" => state.switch.name(), "reason" => reason).set(if state.open {
+        1.0
+    } else {
+        0.0
+    });
 }
 
 /// `bytes` of top-k lists have crossed a boundary of this stage.

@@ -33,6 +33,7 @@ fn scrape_after_everything() -> String {
         request_error(ErrorKind::QueueFull);
         let inputs = policy::Inputs::new(policy::Phase::Decode, 1, 100);
         policy_decision(policy::Profile::None, &policy::Resolver::default().resolve(&inputs));
+        policy::Resolver::default().switches().iter().for_each(experimental_switch);
         indexshare_sideband(Direction::In, 3072);
         std::mem::forget(LinkUp::new(Direction::In));
         link_frame(Direction::Out, 4096);
@@ -69,7 +70,7 @@ fn a_fresh_scrape_shows_zeros() {
     let scrape = local().unwrap().handle().render();
     for def in CATALOGUE {
         let shown = scrape.contains(&format!("# TYPE {} ", def.name));
-        let later = [catalogue::MODEL_INFO, catalogue::POLICY_DECISIONS];
+        let later = [catalogue::MODEL_INFO, catalogue::POLICY_DECISIONS, catalogue::EXPERIMENTAL_SWITCH];
         assert_eq!(shown, !later.contains(&def.name), "{}", def.name);
     }
     for finish in Finish::VALUES {
@@ -95,6 +96,8 @@ fn every_record_function_moves_its_metric() {
     let decided = "skippy_policy_decisions_total{profile=\"none\",phase=\"decode\",recommended=\"none\",\
                    selected=\"compact-flash\",reason=\"built_in_default\"}";
     assert_eq!(value(&scrape, decided), 1.0);
+    let closed = "skippy_experimental_switch_open{switch=\"selected_row_flash\",reason=\"not_declared\"}";
+    assert_eq!(value(&scrape, closed), 0.0);
     assert_eq!(value(&scrape, "skippy_policy_dense_mask_avoided_bytes_total{phase=\"decode\"}"), 400.0);
     assert_eq!(value(&scrape, "skippy_indexshare_sideband_bytes_total{direction=\"in\"}"), 3072.0);
     assert_eq!(value(&scrape, "skippy_kv_rows{kind=\"indexer\"}"), 7.0);

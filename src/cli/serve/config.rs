@@ -132,6 +132,9 @@ pub struct ServeFlags {
     /// Attention path to force for drafts under verification; see `--attention-decode`
     #[arg(long, env = "SKIPPY_ATTENTION_VERIFY", value_name = "PATH")]
     pub attention_verify: Option<AttentionPath>,
+    /// File with measurements of this build on this machine, as `bench phase-e` writes it: what opens experimental switches that the package declares
+    #[arg(long, env = "SKIPPY_EVIDENCE", value_name = "FILE")]
+    pub evidence: Option<PathBuf>,
     /// Try cuts of families that no parity run has certified
     #[arg(long, env = "SKIPPY_ALLOW_UNCERTIFIED_CUTS", value_parser = BoolishValueParser::new(), num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
@@ -248,6 +251,9 @@ pub struct ServeConfig {
     /// Attention path forced for drafts under verification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_verify: Option<AttentionPath>,
+    /// Evidence for experimental switches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<PathBuf>,
     /// Try cuts that are not certified.
     pub allow_uncertified_cuts: bool,
     /// Hash every selected artifact before loading.
@@ -374,7 +380,7 @@ impl ServeFlags {
         let models = if self.models.is_empty() { file.models } else { self.models };
         let link = self.link.or(file.link);
         first_of!(self, file; package, layers, split, bind, model_name, ctx_size, lanes, max_queue, batch_size,
-            threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, allow_uncertified_cuts, verify_package_sha, api_key, api_key_file,
+            threads, cache_type_k, cache_type_v, engine, gpu_layers, attention_decode, attention_short_prefill, attention_long_prefill, attention_verify, evidence, allow_uncertified_cuts, verify_package_sha, api_key, api_key_file,
             cors_origin, body_limit_mib, keepalive, idle_timeout, request_timeout, step_tokens, prefix_cache_mib, watchdog, drain_delay, shutdown_timeout, log_format, otlp_endpoint, speculative_strategy; strategy_from_file, models, link)
     }
 
@@ -430,6 +436,7 @@ impl ServeFlags {
             attention_short_prefill: self.attention_short_prefill,
             attention_long_prefill: self.attention_long_prefill,
             attention_verify: self.attention_verify,
+            evidence: self.evidence,
             allow_uncertified_cuts: self.allow_uncertified_cuts.unwrap_or(false),
             verify_package_sha: self.verify_package_sha.unwrap_or(false),
             api_keys,

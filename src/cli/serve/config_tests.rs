@@ -35,6 +35,7 @@ fn a_printed_config_reads_back_to_itself() {
         cache_type_k: Some(CacheType::Q8_0),
         verify_package_sha: Some(true),
         attention_decode: Some(AttentionPath::DirectSparse),
+        evidence: Some("/etc/evidence.json".into()),
         model_name: Some("m".into()),
         ..ServeFlags::default()
     };

@@ -3,14 +3,17 @@
 use super::config::ServeConfig;
 use crate::{
     chat::{TemplateError, Templates},
-    cli::engine::{Engine, EngineError, EngineOptions, LoadedChain},
+    cli::{
+        engine::{Engine, EngineError, EngineOptions, LoadedChain},
+        machine,
+    },
     gguf::{GgufFile, Metadata},
     llama::Threadpool,
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify, glm_dsa},
-    policy::Role,
+    policy::{Evidence, EvidenceError, Exhibit, Role},
     serve::ModelCard,
     spec::{self, DraftHead, Speculation, StrategyError, StrategyPlan},
-    stage::{StageEngine, dsa::DraftAttention, llama::LlamaStageOptions},
+    stage::{StageEngine, announce_switches, dsa::DraftAttention, llama::LlamaStageOptions},
     telemetry::{
         labels::LoadPhase,
         metrics::{self, ModelInfo},
@@ -32,6 +35,9 @@ pub enum LoadError {
     /// The package is broken or incomplete.
     #[error(transparent)]
     Package(#[from] PackageError),
+    /// The evidence file cannot be used.
+    #[error(transparent)]
+    Evidence(#[from] EvidenceError),
     /// `--layers` does not fit the model.
     #[error(transparent)]
     Range(#[from] LayerRangeError),
@@ -113,6 +119,9 @@ impl LoadedModel {
             layer_end: card.layers.end(),
             abi: &card.abi,
         });
+        if let Some(resolver) = &card.policy {
+            announce_switches(resolver);
+        }
     }
 }
 
@@ -221,6 +230,14 @@ fn nextn_layers(files: &[StageFiles]) -> Vec<u32> {
     layers.filter(|(layer, file)| has_nextn(*layer, file)).map(|(layer, _)| *layer).collect()
 }
 
+/// The evidence for experimental switches that `config` names, not yet held against this build and machine.
+///
+/// # Errors
+/// [`LoadError::Evidence`].
+pub fn evidence(config: &ServeConfig) -> Result<Option<Evidence>, LoadError> {
+    Ok(config.evidence.as_deref().map(Evidence::open).transpose()?)
+}
+
 /// Loads the model that `config` asks for.
 ///
 /// # Errors
@@ -235,8 +252,15 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
     let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
     let speculation = speculation(config, &package, &files)?;
-    let options = engine_options(config, ctx_size, speculation.kind.window());
+    let exhibit = |evidence| Exhibit::here(evidence, &machine::capability(), config.threads);
+    let options = EngineOptions {
+        evidence: evidence(config)?.map(exhibit).transpose()?,
+        ..engine_options(config, ctx_size, speculation.kind.window())
+    };
     let kind = options.engine(&metadata)?;
+    if kind == Engine::Llama && config.evidence.is_some() {
+        tracing::warn!("the evidence has no effect: the experimental switches are those of the dsa engine");
+    }
     let takes_top_k = kind == Engine::Dsa && files.first().is_some_and(starts_on_a_shared_layer);
     let mut tensor_bytes = 0u64;
     for range in stages(config, &package)? {
@@ -297,6 +321,7 @@ fn engine_options(config: &ServeConfig, ctx_size: u32, window: u32) -> EngineOpt
             allow_uncertified_cuts: config.allow_uncertified_cuts,
         },
         overrides: config.overrides(),
+        evidence: None,
         drafts: (window > 1).then(DraftAttention::default),
     }
 }

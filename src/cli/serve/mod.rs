@@ -23,7 +23,7 @@ use std::{
 use tokio::net::TcpListener;
 use tracing_subscriber::filter::LevelFilter;
 
-pub use load::{LoadError, LoadedModel, load, open, speculation, stages, strategy};
+pub use load::{LoadError, LoadedModel, evidence, load, open, speculation, stages, strategy};
 
 /// Arguments of `serve`.
 #[derive(Args, Clone, Debug)]
@@ -80,6 +80,9 @@ fn check(config: &ServeConfig) -> anyhow::Result<ExitCode> {
     if let Some(notice) = speculation.notice {
         println!("speculative strategy: {notice}");
     }
+    if let Some(evidence) = evidence(config)? {
+        println!("evidence, {} measurements: ok", evidence.entries().len());
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -88,6 +91,7 @@ async fn serve(config: ServeConfig, metrics: PrometheusHandle) -> anyhow::Result
     let package = Package::open(&config.package)?;
     stages(&config, &package)?;
     strategy(&config, &package)?;
+    evidence(&config)?;
     let signals = http::signals().context("cannot listen for signals")?;
     let listener =
         TcpListener::bind(config.bind).await.with_context(|| format!("cannot listen on `{}`", config.bind))?;

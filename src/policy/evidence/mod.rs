@@ -240,12 +240,11 @@ impl Evidence {
 }
 
 impl Exhibit {
-    /// Reads an evidence file, and hashes the running executable to compare.
+    /// Evidence against this process, whose executable is hashed, with the stage's backend and threads.
     ///
     /// # Errors
-    /// [`EvidenceError`], of [`Evidence::open`] or of the executable.
-    pub fn open(path: &Path, capability: &Capability, threads: u32) -> Result<Self, EvidenceError> {
-        let evidence = Evidence::open(path)?;
+    /// [`EvidenceError::Executable`].
+    pub fn here(evidence: Evidence, capability: &Capability, threads: u32) -> Result<Self, EvidenceError> {
         let here = Origin::here(capability, threads).map_err(EvidenceError::Executable)?;
         Ok(Self { evidence, here })
     }
