@@ -17,7 +17,7 @@ ARGS ?=
 CARGO_FLAGS := --locked --release
 
 .NOTPARALLEL:
-.PHONY: help serve build test fmt clippy test-rust test-doc test-python test-node test-models lint bench setup setup-test clean-cache
+.PHONY: help serve build test fmt clippy test-rust test-kernels test-doc test-python test-node test-models lint bench setup setup-test clean-cache
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ endif
 build: setup ## build the release binaries
 	cargo build $(CARGO_FLAGS) --bins
 
-test: fmt clippy test-rust test-doc test-python test-node ## everything that must pass before a change lands
+test: fmt clippy test-rust test-kernels test-doc test-python test-node ## everything that must pass before a change lands
 
 fmt: setup-test
 	cargo fmt --check
@@ -45,7 +45,13 @@ clippy: setup-test
 
 test-rust: setup-test test-models
 	SKIPPY_TEST_MODELS=$(MODELS) cargo test $(CARGO_FLAGS)
+	SKIPPY_KERNELS=portable cargo test $(CARGO_FLAGS) --test it -- dsa_parity dsa_mutations
+	SKIPPY_KERNELS=portable cargo test $(CARGO_FLAGS) --lib -- ggml
 	cargo test $(CARGO_FLAGS) --no-default-features --features otlp --lib -- otlp spans
+
+test-kernels: setup-test ## the kernels under sanitizers, with every variant that this machine can run
+	cargo build $(CARGO_FLAGS) --bins
+	scripts/check-kernels.sh
 
 test-doc: setup-test
 	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps

@@ -46,21 +46,31 @@ fn compile_the_protocol() {
 mod engine {
     use std::{env, path::PathBuf};
 
-    const SOURCES: [&str; 6] = [
-        "kernels/experts.cpp",
-        "kernels/guard.cpp",
-        "kernels/matmul_rows.cpp",
-        "kernels/products.cpp",
-        "kernels/segments.cpp",
-        "kernels/sparse.cpp",
+    const SOURCES: [&str; 3] = ["kernels/dispatch.cpp", "kernels/guard.cpp", "kernels/segments.cpp"];
+    /// Compiled once for each instruction set, and chosen among when the program runs.
+    const VARIANT_SOURCES: [&str; 6] = [
+        "kernels/variant/attend.cpp",
+        "kernels/variant/experts.cpp",
+        "kernels/variant/indexer.cpp",
+        "kernels/variant/matmul_rows.cpp",
+        "kernels/variant/products.cpp",
+        "kernels/variant/table.cpp",
     ];
     const HEADER: &str = "kernels/skippy_kernels.h";
-    const OTHER_HEADERS: [&str; 2] = ["kernels/products.h", "kernels/rows.h"];
+
+    /// Names and compiler flags of the variants for the target.
+    fn variants() -> &'static [(&'static str, &'static [&'static str])] {
+        const AVX2: [&str; 4] = ["-march=x86-64", "-mavx2", "-mfma", "-mf16c"];
+        const AVX512: [&str; 5] = ["-march=x86-64-v3", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"];
+        match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+            Ok("x86_64") => &[("portable", &["-march=x86-64"]), ("avx2", &AVX2), ("avx512", &AVX512)],
+            Ok("aarch64") => &[("portable", &[]), ("neon", &[])],
+            _ => &[("portable", &[])],
+        }
+    }
 
     pub(crate) fn build() {
-        for file in SOURCES.iter().chain([&HEADER]).chain(&OTHER_HEADERS) {
-            println!("cargo:rerun-if-changed={file}");
-        }
+        println!("cargo:rerun-if-changed=kernels");
         println!("cargo:rustc-env=SKIPPY_BUILD_LLAMA=llama-cpp-sys-2 {}", pinned_version());
         let include = llama_include();
         compile(&include);
@@ -88,12 +98,31 @@ mod engine {
     }
 
     fn compile(include: &PathBuf) {
-        let mut build = cc::Build::new();
-        build.cpp(true).std("c++17").opt_level(3).include("kernels").include(include).files(SOURCES).warnings(true);
-        if env::var("CARGO_ENCODED_RUSTFLAGS").is_ok_and(|flags| flags.contains("target-cpu=native")) {
-            build.flag_if_supported("-march=native");
+        let base = || {
+            let mut build = cc::Build::new();
+            build.cpp(true).std("c++17").opt_level(3).include("kernels").include(include).warnings(true);
+            // What a variant may use is its own business.
+            build.inherit_rustflags(false);
+            // Vectors wider than a register are passed to inline functions only.
+            build.flag_if_supported("-Wno-psabi");
+            build
+        };
+        for (name, flags) in variants() {
+            let mut build = base();
+            build.define("SKIPPY_VARIANT", *name).files(VARIANT_SOURCES);
+            for flag in *flags {
+                build.flag(flag);
+            }
+            if *name == "portable" {
+                build.define("SKIPPY_PORTABLE", None);
+            }
+            build.compile(&format!("skippy_kernels_{name}"));
         }
-        build.compile("skippy_kernels");
+        let mut build = base();
+        for (name, _) in variants() {
+            build.define(&format!("SKIPPY_HAS_{}", name.to_uppercase()), None);
+        }
+        build.files(SOURCES).compile("skippy_kernels");
     }
 
     fn bind(include: &std::path::Path) {

@@ -1,4 +1,4 @@
-// The C face of skippy-stage's own C++ code. bindgen reads this header; src/kernels.rs and src/llama/ call it.
+// The C face of skippy-stage's own C++ code. bindgen reads this header; src/kernels.rs, src/ggml/ and src/llama/ call it.
 //
 // Two things live here because Rust cannot do them over the plain C API:
 //   * guarded calls: an exception that llama.cpp throws must never unwind into Rust, so each call that may throw is
@@ -84,11 +84,32 @@ struct skippy_segment {
 // FILE. Close with fclose. NULL with errno set on failure, or when the platform has neither fopencookie nor funopen.
 FILE * skippy_segments_open(const struct skippy_segment * segments, size_t n_segments);
 
+// ---- variants for instruction sets -----------------------------------------------------------------------------------
+
+enum skippy_isas {
+    SKIPPY_ISA_PORTABLE = 0,
+    SKIPPY_ISA_AVX2     = 1,   // with FMA and F16C
+    SKIPPY_ISA_AVX512   = 2,   // F, BW, DQ and VL
+    SKIPPY_ISA_NEON     = 3,
+};
+
+// The one that the operations below use: the best that the CPU has, until skippy_isa_use is called.
+int32_t skippy_isa(void);
+
+// Whether this build has the variant and the CPU what it needs.
+bool skippy_isa_available(int32_t isa);
+
+// Uses another one from now on; false if it is not available. Not while a graph is computed.
+bool skippy_isa_use(int32_t isa);
+
+// Multiply-adds of f32 per second that the calling thread reaches in registers, by the variant in use.
+double skippy_fma_rate(void);
+
 // ---- operations of a ggml graph -----------------------------------------------------------------------------------
 //
 // Bodies for ggml_custom_4d, CPU only. Each reads shapes from dst and its sources, which the caller has checked, and
 // divides the work by thread number. Results do not depend on the number of threads or on how many tokens T a call
-// holds. A "cache" is any 2-D tensor of rows that ggml can turn into f32.
+// holds. A "cache" is a 2-D tensor of rows of f32, f16 or Q8_0.
 
 // ggml_backend_graph_compute with exceptions caught. Returns the status or SKIPPY_EXCEPTION.
 int32_t skippy_graph_compute(ggml_backend_t backend, struct ggml_cgraph * graph, char * err, size_t err_len);
@@ -114,14 +135,19 @@ void skippy_op_experts_inner(struct ggml_tensor * dst, int ith, int nth, void * 
 // divided.
 void skippy_op_experts_outer(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
-// Indexer scores: dst f32 [n_kv, T] = sum over heads h of weight[h,t] * relu(query[:,h,t] . key[:,j]).
-// src: query f32 [D, H, T], cache of keys [D, n_kv], weights f32 [H, T], all contiguous but for the cache's row stride.
-void skippy_op_index(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+// The indexer: the positions of the k largest scores of the first `visible[t]` keys, where the score of a key is the sum over
+// heads h of weight[h,t] * relu(query[:,h,t] . key[:,j]). dst i32 [k, T], ascending, ties to the lowest position; all visible
+// positions, then -1, when there are no more than k. No more than a small multiple of k scores of a token exist at a time.
+// src: query f32 [D, H, T], cache of keys [D, n_kv], weights f32 [H, T], visible i32 [T], all contiguous but for the cache's
+// row stride.
+void skippy_op_index_select(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
-// Selection: dst i32 [k, T], ascending positions of the k largest of the first `visible[t]` scores of each row, ties to
-// the lowest position; all visible ones, then -1, when there are no more than k.
-// src: scores f32 [n_kv, T], visible i32 [T].
-void skippy_op_select(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+// The same in two operations, for few tokens and many threads: the keys are cut into S parts. dst i32 [2 k + 2, S, T]: how many
+// keys the token sees, how many candidates the part has, their scores as integers of the same order, their positions.
+void skippy_op_index_candidates(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// dst i32 [k, T] as skippy_op_index_select makes it. src: candidates.
+void skippy_op_index_merge(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 // dst f16 [n_kv, T]: 0 where the list of a row names the position, -inf elsewhere. src: list i32 [k, T].
 void skippy_op_list_mask(struct ggml_tensor * dst, int ith, int nth, void * userdata);

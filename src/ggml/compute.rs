@@ -1,7 +1,10 @@
 //! Evaluation on the CPU.
 
 use super::{GgmlError, Graph, Tensor};
-use crate::{kernels::ffi, llama::Threadpool};
+use crate::{
+    kernels::{self, ffi},
+    llama::Threadpool,
+};
 use llama_cpp_sys_2 as sys;
 use std::{
     ffi::{CStr, c_char},
@@ -25,8 +28,9 @@ impl Computer {
     /// Uses `pool`. Computers and contexts that share a pool must run one after the other.
     ///
     /// # Errors
-    /// When ggml is out of memory.
+    /// When ggml is out of memory, or the environment asks for kernels that cannot run here.
     pub fn new(pool: Arc<Threadpool>) -> Result<Self, GgmlError> {
+        kernels::choose()?;
         // SAFETY: takes nothing; an owned backend or null.
         let backend = unsafe { sys::ggml_backend_cpu_init() };
         let backend = NonNull::new(backend).ok_or(GgmlError::Alloc("a backend"))?;

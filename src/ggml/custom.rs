@@ -1,6 +1,6 @@
 //! Operations of our own (`kernels/`), as nodes of a ggml graph.
 
-use super::{Graph, Tensor, elements, multiplies, ops::rows_are_dense, reads_as_f32};
+use super::{Graph, Tensor, elements, multiplies, ops::rows_are_dense};
 use crate::kernels::ffi;
 use llama_cpp_sys_2 as sys;
 
@@ -11,9 +11,14 @@ const I32: sys::ggml_type = sys::GGML_TYPE_I32;
 /// ggml's value for "as many tasks as there are threads".
 const ALL_THREADS: i32 = -1;
 
+/// Tokens of a call from which every thread of a few has tokens enough to share a pass over the keys.
+const TOKENS_PER_THREAD: i64 = 8;
+/// Keys of a part of the indexer's work at least.
+const KEYS_PER_SPLIT: i64 = 1024;
+
 /// Whether the kernels can read the rows of a 2-D tensor.
 fn readable_rows(x: &Tensor<'_>) -> bool {
-    rows_are_dense(x) && reads_as_f32(x.ty())
+    rows_are_dense(x) && [F32, sys::GGML_TYPE_F16, sys::GGML_TYPE_Q8_0].contains(&x.ty())
 }
 
 impl<'g> Graph<'g> {
@@ -128,25 +133,40 @@ impl<'g> Graph<'g> {
         userdata
     }
 
-    /// Indexer scores `[n_kv, n]` f32 = sum over heads of weight * relu(query . key); `query` `[D, H, n]`, `keys`
-    /// `[D, n_kv]` of any cache type, `weights` `[H, n]`.
-    pub fn index(&self, query: Tensor<'g>, keys: Tensor<'g>, weights: Tensor<'g>) -> Tensor<'g> {
-        let (q, k, w) = (query.shape(), keys.shape(), weights.shape());
-        let sound = q[0] == k[0] && q[3] == 1 && k[2] == 1 && k[3] == 1 && w == [q[1], q[2], 1, 1];
+    /// The indexer: positions `[k, n]` i32, ascending, of the `k` largest scores of the first `visible[t]` keys, where a score
+    /// is the sum over heads of weight * relu(query . key); ties to the lowest position; all visible ones, then -1, when
+    /// there are no more than `k`. `query` `[D, H, n]`, `keys` `[D, n_kv]` of any cache type, `weights` `[H, n]`, `visible`
+    /// `[n]` i32. No matrix of keys and tokens exists at any time.
+    pub fn index_select(
+        &self,
+        query: Tensor<'g>,
+        keys: Tensor<'g>,
+        weights: Tensor<'g>,
+        visible: Tensor<'g>,
+        k: i64,
+    ) -> Tensor<'g> {
+        let (q, c, w) = (query.shape(), keys.shape(), weights.shape());
+        let sound = q[0] == c[0] && q[3] == 1 && c[2] == 1 && c[3] == 1 && w == [q[1], q[2], 1, 1];
         let sound = sound && query.ty() == F32 && weights.ty() == F32 && readable_rows(&keys);
-        let sound = sound && query.is_contiguous() && weights.is_contiguous();
-        let sources = [query, keys, weights];
-        self.custom("index", sound, F32, [k[1], q[2], 1], &sources, (ffi::skippy_op_index, std::ptr::null_mut()))
-    }
-
-    /// Positions `[k, n]` i32, ascending, of the `k` largest of the first `visible[t]` scores of each row; ties to the
-    /// lowest position; all visible ones, then -1, when there are no more than `k`.
-    pub fn select(&self, scores: Tensor<'g>, visible: Tensor<'g>, k: i64) -> Tensor<'g> {
-        let (s, v) = (scores.shape(), visible.shape());
-        let sound = v == [s[1], 1, 1, 1] && s[2] == 1 && s[3] == 1 && scores.ty() == F32 && visible.ty() == I32;
-        let sound = sound && scores.is_contiguous() && visible.is_contiguous();
-        let sources = [scores, visible];
-        self.custom("select", sound, I32, [k, s[1], 1], &sources, (ffi::skippy_op_select, std::ptr::null_mut()))
+        let sound = sound && query.is_contiguous() && weights.is_contiguous() && c[1] <= i64::from(i32::MAX);
+        let sound = sound && visible.shape() == [q[2], 1, 1, 1] && visible.ty() == I32 && visible.is_contiguous();
+        let sources = [query, keys, weights, visible];
+        let splits = splits(i64::from(self.pool), q[2], c[1]);
+        let none = std::ptr::null_mut();
+        if splits == 1 {
+            return self.custom(
+                "index_select",
+                sound,
+                I32,
+                [k, q[2], 1],
+                &sources,
+                (ffi::skippy_op_index_select, none),
+            );
+        }
+        let size = k.saturating_mul(2).saturating_add(2);
+        let body = ffi::skippy_op_index_candidates;
+        let parts = self.custom("index_candidates", sound, I32, [size, splits, q[2]], &sources, (body, none));
+        self.custom("index_merge", true, I32, [k, q[2], 1], &[parts], (ffi::skippy_op_index_merge, none))
     }
 
     /// A mask f16 `[n_kv, n]` that shows what `lists` `[k, n]` i32 names.
@@ -176,4 +196,10 @@ impl<'g> Graph<'g> {
         let body = ffi::skippy_op_attend_listed;
         self.custom("attend_listed", sound, F32, [v_dim, q[1], q[2]], &sources, (body, userdata))
     }
+}
+
+/// Parts into which the keys of `n` tokens are cut, so that `threads` threads have work.
+fn splits(threads: i64, n: i64, n_kv: i64) -> i64 {
+    let groups = (n / TOKENS_PER_THREAD).clamp(1, threads);
+    (threads / groups).clamp(1, (n_kv / KEYS_PER_SPLIT).max(1))
 }

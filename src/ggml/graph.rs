@@ -12,6 +12,7 @@ use std::{
 pub struct Arena {
     memory: Vec<u64>,
     max_nodes: usize,
+    threads: u32,
 }
 
 /// Tensors that one operation here makes at most, and places of the graph that it and its sources take up.
@@ -25,13 +26,19 @@ impl Arena {
             let tensors = sys::ggml_tensor_overhead() * (max_nodes * TENSORS_PER_OP);
             tensors + sys::ggml_graph_overhead_custom(max_nodes * TENSORS_PER_OP, false)
         };
-        Self { memory: vec![0; bytes.div_ceil(8) + 64], max_nodes }
+        Self { memory: vec![0; bytes.div_ceil(8) + 64], max_nodes, threads: 1 }
+    }
+
+    /// The same for evaluation by `threads` threads. Operations may be cut into parts for them; results stay the same.
+    #[must_use]
+    pub fn for_threads(self, threads: u32) -> Self {
+        Self { threads, ..self }
     }
 
     /// Makes room for graphs of `ops` operations, if there is less.
     pub fn reserve(&mut self, ops: usize) {
         if self.max_nodes < ops {
-            *self = Self::new(ops.next_power_of_two());
+            *self = Self::new(ops.next_power_of_two()).for_threads(self.threads);
         }
     }
 
@@ -53,6 +60,7 @@ impl Arena {
             context,
             graph,
             kind,
+            pool: self.threads,
             threads: Cell::new(u32::MAX),
             ops: Cell::new(0),
             max_ops: self.max_nodes,
@@ -115,6 +123,8 @@ pub struct Graph<'g> {
     context: NonNull<sys::ggml_context>,
     pub(super) graph: NonNull<sys::ggml_cgraph>,
     pub(super) kind: usize,
+    /// Threads that will evaluate it, as far as the arena knows.
+    pub(super) pool: u32,
     /// Threads to evaluate with at most.
     pub(super) threads: Cell<u32>,
     ops: Cell<usize>,

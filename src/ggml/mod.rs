@@ -41,6 +41,9 @@ pub enum GgmlError {
     /// Out of memory.
     #[error("ggml could not allocate {0}")]
     Alloc(&'static str),
+    /// A variant of the kernels was asked for that cannot run.
+    #[error(transparent)]
+    Kernels(#[from] crate::kernels::KernelsError),
     /// Evaluation failed.
     #[error("ggml could not evaluate the graph: {0}")]
     Compute(String),

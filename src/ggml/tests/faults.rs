@@ -271,25 +271,26 @@ fn mistakes_in_operations_of_our_own() {
     fn query<'g>(g: &Graph<'g>, k: &Kit<'g>) -> Tensor<'g> {
         g.reshape(k.x, [8, 2, 2, 1])
     }
+    fn weights<'g>(g: &Graph<'g>) -> Tensor<'g> {
+        g.input_f32(&[0.0; 4], [2, 2])
+    }
+    fn seen<'g>(g: &Graph<'g>) -> Tensor<'g> {
+        g.input_i32(&[1; 2], [2, 1])
+    }
     refused! {
-        "index": [
-            |g, k| g.index(query(g, k), k.blocks, g.input_f32(&[0.0; 4], [2, 2])),
-            |g, k| g.index(query(g, k), k.weight, g.input_f32(&[0.0; 6], [3, 2])),
-            |g, k| g.index(query(g, k), k.weight, k.ids),
-            |g, k| g.index(query(g, k), k.experts, g.input_f32(&[0.0; 4], [2, 2])),
-            |g, k| g.index(query(g, k), k.bytes, g.input_f32(&[0.0; 4], [2, 2])),
-            |g, k| g.index(query(g, k), transposed(g, g.input_f32(&[0.0; 32], [4, 8])), g.input_f32(&[0.0; 4], [2, 2])),
-            |g, k| g.index(transposed(g, query(g, k)), k.weight, g.input_f32(&[0.0; 16], [8, 2])),
-        ];
-        "select": [
-            |g, k| g.select(k.x, g.input_i32(&[1; 3], [3, 1]), 2),
-            |g, k| g.select(k.x, k.x, 2),
-            |g, k| g.select(k.ids, g.input_i32(&[1], [1, 1]), 2),
-            |g, k| g.select(k.x, k.ids, 0),
-            |g, k| g.select(k.x, k.ids, -1),
-            |g, k| g.select(k.x, k.ids, FAR),
-            |g, k| g.select(transposed(g, k.x), g.input_i32(&[1; 8], [8, 1]), 2),
-            |g, k| g.select(k.x, transposed(g, g.columns(k.integers, 0, 1)), 2),
+        "index_select": [
+            |g, k| g.index_select(query(g, k), k.blocks, weights(g), seen(g), 2),
+            |g, k| g.index_select(query(g, k), k.weight, g.input_f32(&[0.0; 6], [3, 2]), seen(g), 2),
+            |g, k| g.index_select(query(g, k), k.weight, k.ids, seen(g), 2),
+            |g, k| g.index_select(query(g, k), k.experts, weights(g), seen(g), 2),
+            |g, k| g.index_select(query(g, k), k.bytes, weights(g), seen(g), 2),
+            |g, k| g.index_select(query(g, k), transposed(g, g.input_f32(&[0.0; 32], [4, 8])), weights(g), seen(g), 2),
+            |g, k| g.index_select(transposed(g, query(g, k)), k.weight, g.input_f32(&[0.0; 16], [8, 2]), seen(g), 2),
+            |g, k| g.index_select(query(g, k), k.weight, weights(g), g.input_i32(&[1; 3], [3, 1]), 2),
+            |g, k| g.index_select(query(g, k), k.weight, weights(g), g.input_f32(&[1.0; 2], [2, 1]), 2),
+            |g, k| g.index_select(query(g, k), k.weight, weights(g), seen(g), 0),
+            |g, k| g.index_select(query(g, k), k.weight, weights(g), seen(g), -1),
+            |g, k| g.index_select(query(g, k), k.weight, weights(g), seen(g), FAR),
         ];
         "list_mask": [
             |g, k| g.list_mask(k.x, 8),

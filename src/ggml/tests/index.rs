@@ -1,4 +1,4 @@
-//! `index` against the indexer's formula in double precision.
+//! The scores of `index_select` against the indexer's formula in double precision.
 
 use super::*;
 
@@ -10,54 +10,83 @@ struct Case {
     tokens: usize,
 }
 
-fn check(case: &Case) {
+struct Inputs<'a> {
+    query: &'a [f32],
+    weights: &'a [f32],
+    keys: &'a [Leaf],
+    visible: &'a [i32],
+}
+
+/// Lists of `k` positions for each token.
+fn lists(threads: u32, dim: usize, heads: usize, k: usize, inputs: &Inputs<'_>) -> Vec<i32> {
+    let (d, h, n) = (dim as i64, heads as i64, inputs.visible.len() as i64);
+    i32s(threads, inputs.keys, |g, keys| {
+        let query = g.reshape(g.input_f32(inputs.query, [d, h * n]), [d, h, n, 1]);
+        let (weights, visible) = (g.input_f32(inputs.weights, [h, n]), g.input_i32(inputs.visible, [n, 1]));
+        g.index_select(query, g.leaf(&keys[0]), weights, visible, k as i64)
+    })
+    .unwrap()
+}
+
+/// What a key scores, and how large an error of the sum may be.
+fn score(query: &[f32], weights: &[f32], key: &[f32]) -> (f64, f64) {
+    let heads = query.chunks(key.len()).zip(weights);
+    heads.fold((0.0, 0.0), |(score, error), (query, weight)| {
+        let terms = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        let (dot, size) = terms.fold((0.0, 0.0), |(dot, size), x| (dot + x, size + x.abs()));
+        let weight = f64::from(*weight);
+        (score + weight * f64::max(dot, 0.0), error + 1e-6 * weight.abs() * size)
+    })
+}
+
+/// What is selected scores at least as much as what is not, up to rounding.
+fn check(case: &Case, k: usize) {
     let Case { ty, heads, dim, n_kv, tokens } = *case;
     let (query, keys) = (random(1, dim * heads * tokens), random(2, dim * n_kv));
     let weights = random(3, heads * tokens);
     let leaves = [leaf(ty, &[dim as u64, n_kv as u64], &keys)];
-    let run = |threads| {
-        f32s(threads, &leaves, |g, leaves| {
-            let query = g.input_f32(&query, [dim as i64, (heads * tokens) as i64]);
-            let query = g.reshape(query, [dim as i64, heads as i64, tokens as i64, 1]);
-            g.index(query, g.leaf(&leaves[0]), g.input_f32(&weights, [heads as i64, tokens as i64]))
-        })
-        .unwrap()
-    };
-    let got = run(1);
-    // Threads share out tiles of keys: one tile has nothing to share.
-    for threads in [2, 3].into_iter().filter(|_| n_kv > 32 && tokens > 1) {
-        assert_eq!(bits(&run(threads)), bits(&got), "{threads} threads, {ty}, {heads} heads, {n_kv} keys");
+    let visible: Vec<i32> = (0..tokens).map(|t| (n_kv - t.min(n_kv - 1)) as i32).collect();
+    let inputs = Inputs { query: &query, weights: &weights, keys: &leaves, visible: &visible };
+    let got = lists(1, dim, heads, k, &inputs);
+    for threads in [3, 16] {
+        assert_eq!(lists(threads, dim, heads, k, &inputs), got, "{threads} threads, {ty}, {heads} heads, {n_kv} keys");
     }
     let keys = rounded(ty, dim as u64, &keys);
-    for (t, got) in got.chunks(n_kv).enumerate() {
-        for (got, key) in got.iter().zip(keys.chunks(dim)) {
-            let (mut expected, mut magnitude) = (0.0, 0.0);
-            for h in 0..heads {
-                let products = query[(t * heads + h) * dim..][..dim].iter().zip(key);
-                let terms = products.map(|(a, b)| f64::from(*a) * f64::from(*b));
-                let (dot, size) = terms.fold((0.0, 0.0), |(dot, size), x| (dot + x, size + x.abs()));
-                let weight = f64::from(weights[t * heads + h]);
-                expected += weight * dot.max(0.0);
-                magnitude += weight.abs() * size;
-            }
-            let error = (f64::from(*got) - expected).abs();
-            assert!(error <= 1e-6 * magnitude, "{ty}, {heads} heads of {dim}, {n_kv} keys: {got} is not {expected}");
+    for (t, list) in got.chunks(k).enumerate() {
+        let seen = visible[t] as usize;
+        let named: Vec<usize> = list.iter().filter(|at| **at >= 0).map(|at| *at as usize).collect();
+        assert_eq!(named.len(), k.min(seen));
+        assert!(named.windows(2).all(|pair| pair[0] < pair[1]) && named.iter().all(|at| *at < seen), "{named:?}");
+        let of_key = |at: usize| {
+            let (query, weights) = (&query[t * heads * dim..][..heads * dim], &weights[t * heads..][..heads]);
+            score(query, weights, &keys[at * dim..][..dim])
+        };
+        let least =
+            named.iter().map(|at| of_key(*at)).map(|(score, error)| score + error).fold(f64::INFINITY, f64::min);
+        for at in (0..seen).filter(|at| named.binary_search(at).is_err()) {
+            let (score, error) = of_key(at);
+            assert!(
+                score - error <= least,
+                "{ty}, {heads} heads of {dim}: key {at} of {n_kv} is missing for token {t}"
+            );
         }
     }
 }
 
 #[test]
-fn scores_are_those_of_the_formula() {
+fn the_largest_scores_of_the_formula_are_selected() {
     for ty in [GgmlType::F32, GgmlType::F16, GgmlType::Q8_0] {
         for heads in [1, 2, 3, 32] {
             for dim in [64, 128] {
-                for n_kv in [1, 31, 32, 33, 1000] {
+                for n_kv in [1, 31, 48, 49, 1000] {
                     for tokens in [1, 5] {
                         // The largest products once, not for every number of rows.
                         if heads == 32 && n_kv == 1000 && (dim, tokens) != (128, 1) {
                             continue;
                         }
-                        check(&Case { ty, heads, dim, n_kv, tokens });
+                        for k in [1, 64] {
+                            check(&Case { ty, heads, dim, n_kv, tokens }, k);
+                        }
                     }
                 }
             }
@@ -67,37 +96,30 @@ fn scores_are_those_of_the_formula() {
 
 #[test]
 fn many_keys() {
-    check(&Case { ty: GgmlType::F16, heads: 3, dim: 64, n_kv: 70_000, tokens: 1 });
+    check(&Case { ty: GgmlType::F16, heads: 3, dim: 64, n_kv: 70_000, tokens: 1 }, 2048);
+    check(&Case { ty: GgmlType::F32, heads: 1, dim: 4, n_kv: 5000, tokens: 20 }, 64);
 }
 
-/// A negative product counts nothing, whatever the weight's sign: ties at exactly 0 are what `select` has to order.
+/// A negative product counts nothing, whatever the weight's sign: all tie at exactly 0, and the lowest positions win.
 #[test]
 fn nothing_but_zero_below_zero() {
-    let leaves = [leaf(GgmlType::F32, &[64, 40], &[-1.0; 64 * 40])];
-    let got = f32s(2, &leaves, |g, leaves| {
-        let query = g.reshape(g.input_f32(&[1.0; 64 * 2], [64, 2]), [64, 2, 1, 1]);
-        g.index(query, g.leaf(&leaves[0]), g.input_f32(&[3.0, -3.0], [2, 1]))
-    });
-    assert!(got.unwrap().iter().all(|score| *score == 0.0));
+    let keys = [leaf(GgmlType::F32, &[64, 40], &[-1.0; 64 * 40])];
+    let inputs = Inputs { query: &[1.0; 64 * 2], weights: &[3.0, -3.0], keys: &keys, visible: &[40] };
+    assert_eq!(lists(2, 64, 2, 5, &inputs), [0, 1, 2, 3, 4]);
 }
 
-/// Each row has the bits that it has alone.
+/// Each token has the list that it has alone.
 #[test]
-fn rows_do_not_depend_on_their_neighbours() {
-    let (dim, heads, n_kv) = (64, 5, 100);
+fn tokens_do_not_depend_on_their_neighbours() {
+    let (dim, heads, n_kv, k) = (64, 5, 100, 20);
     let (query, weights) = (random(1, dim * heads * 6), random(3, heads * 6));
-    let leaves = [leaf(GgmlType::F16, &[dim as u64, n_kv], &random(2, dim * n_kv as usize))];
-    let run = |rows: std::ops::Range<usize>| {
-        let n = rows.len() as i64;
-        let query = &query[rows.start * dim * heads..rows.end * dim * heads];
-        let weights = &weights[rows.start * heads..rows.end * heads];
-        f32s(1, &leaves, |g, leaves| {
-            let query = g.input_f32(query, [dim as i64, heads as i64 * n]);
-            let query = g.reshape(query, [dim as i64, heads as i64, n, 1]);
-            g.index(query, g.leaf(&leaves[0]), g.input_f32(weights, [heads as i64, n]))
-        })
-        .unwrap()
+    let keys = [leaf(GgmlType::F16, &[dim as u64, n_kv], &random(2, dim * n_kv as usize))];
+    let run = |tokens: std::ops::Range<usize>| {
+        let visible = vec![n_kv as i32; tokens.len()];
+        let query = &query[tokens.start * dim * heads..tokens.end * dim * heads];
+        let weights = &weights[tokens.start * heads..tokens.end * heads];
+        lists(1, dim, heads, k, &Inputs { query, weights, keys: &keys, visible: &visible })
     };
-    let alone: Vec<f32> = (0..6).flat_map(|row| run(row..row + 1)).collect();
-    assert_eq!(bits(&run(0..6)), bits(&alone));
+    let alone: Vec<i32> = (0..6).flat_map(|t| run(t..t + 1)).collect();
+    assert_eq!(run(0..6), alone);
 }

@@ -1,12 +1,27 @@
-//! `select` against a sort, and `list_mask`.
+//! The selection of `index_select` against a sort, and `list_mask`.
 
 use super::*;
 use proptest::prelude::*;
 
+/// Selects by scores that the indexer makes of keys: the positive part by one head, the negative by another. A key has one
+/// element for each row, of which the row's query picks its own.
 fn select(threads: u32, scores: &[f32], n_kv: usize, visible: &[i32], k: i64) -> Vec<i32> {
-    let rows = visible.len() as i64;
-    i32s(threads, &[], |g, _| g.select(g.input_f32(scores, [n_kv as i64, rows]), g.input_i32(visible, [rows, 1]), k))
-        .unwrap()
+    let rows = visible.len();
+    let keys: Vec<f32> = (0..n_kv).flat_map(|at| (0..rows).map(move |row| scores[row * n_kv + at])).collect();
+    let unit = |row: usize, sign: f32| (0..rows).map(move |at| if at == row { sign } else { 0.0 });
+    let query: Vec<f32> = (0..rows).flat_map(|row| unit(row, 1.0).chain(unit(row, -1.0))).collect();
+    let weights: Vec<f32> = (0..rows).flat_map(|_| [1.0, -1.0]).collect();
+    selected(threads, [&query, &keys, &weights], n_kv, visible, k)
+}
+
+fn selected(threads: u32, [query, keys, weights]: [&[f32]; 3], n_kv: usize, visible: &[i32], k: i64) -> Vec<i32> {
+    let (rows, dim) = (visible.len() as i64, (keys.len() / n_kv) as i64);
+    i32s(threads, &[], |g, _| {
+        let query = g.reshape(g.input_f32(query, [dim, 2 * rows]), [dim, 2, rows, 1]);
+        let (keys, weights) = (g.input_f32(keys, [dim, n_kv as i64]), g.input_f32(weights, [2, rows]));
+        g.index_select(query, keys, weights, g.input_i32(visible, [rows, 1]), k)
+    })
+    .unwrap()
 }
 
 /// The same by sorting: the largest first, ties to the lowest position, then ascending.
@@ -70,15 +85,30 @@ fn equal_digits_are_told_apart_in_the_last_one() {
 /// NaN scores, which broken weights give, still make lists of distinct positions.
 #[test]
 fn nan_scores_make_sound_lists() {
-    let nan = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)];
-    let mut scores = random(3, 200);
-    for (at, value) in nan.iter().cycle().enumerate().take(60) {
-        scores[at * 3] = *value;
+    let (n_kv, keys) = (5000, random(3, 5000));
+    for nan in [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)] {
+        // One head's scores are no numbers at all; or only those of the keys that its product is infinite for.
+        let mut holes = keys.clone();
+        holes.iter_mut().step_by(3).for_each(|key| *key = f32::INFINITY);
+        for (query, keys, weights) in [([1.0, -1.0], &keys, [nan, 1.0]), ([1.0, 1.0], &holes, [1.0, -1.0])] {
+            for k in [1, 16, 100, 1999] {
+                let list = selected(2, [&query, keys, &weights], n_kv, &[n_kv as i32], k);
+                let last = list[k as usize - 1];
+                assert!(list.windows(2).all(|pair| pair[0] < pair[1]) && list[0] >= 0 && last < n_kv as i32);
+            }
+        }
     }
-    for scores in [scores, vec![f32::NAN; 200], vec![-f32::NAN; 200]] {
-        for k in [1, 16, 100, 199] {
-            let list = select(2, &scores, 200, &[200], k);
-            assert!(list.windows(2).all(|pair| pair[0] < pair[1]) && list[0] >= 0 && list[k as usize - 1] < 200);
+}
+
+/// Rising scores push out what came before at every key; many keys and threads cut the work into parts.
+#[test]
+fn rising_and_falling_scores() {
+    let rising: Vec<f32> = (0..9000).map(|i| i as f32 / 2.0 - 100.0).collect();
+    let falling: Vec<f32> = rising.iter().rev().copied().collect();
+    for scores in [rising, falling] {
+        for k in [1, 100, 2048] {
+            check_with(&[1, 2, 7], &scores, 9000, &[9000], k);
+            check_with(&[1, 2, 7], &scores, 9000, &[8999], k);
         }
     }
 }

@@ -155,8 +155,8 @@ impl<'a, 'g> Pass<'a, 'g> {
         let list = |chunk: &Chunk<'g>| {
             let first = plan.work.first + chunk.first;
             let keys = g.rows(keys, plan.work.base, chunk.n_kv);
-            let scores = g.index(g.slices(query, first, chunk.n), keys, g.rows(weights, first, chunk.n));
-            g.select(scores, chunk.visible, self.dims.top_k)
+            let (query, weights) = (g.slices(query, first, chunk.n), g.rows(weights, first, chunk.n));
+            g.index_select(query, keys, weights, chunk.visible, self.dims.top_k)
         };
         plan.chunks.iter().map(list).collect()
     }
@@ -222,11 +222,10 @@ impl<'a, 'g> Pass<'a, 'g> {
     fn experts(&self, x: Tensor<'g>, router: Tensor<'g>, bias: Option<Tensor<'g>>, routed: &'g Glu) -> Tensor<'g> {
         let (g, d) = (self.g, self.dims);
         let n = x.shape()[1];
-        let scores = g.sigmoid(self.mm(router, x));
-        let biased = bias.map_or(scores, |bias| g.add(scores, bias));
+        let logits = self.mm(router, x);
+        let scores = g.sigmoid(logits);
         // Not ggml's sort: scores that are no numbers, as broken weights give, make it run out of bounds.
-        let all = g.input_i32(&vec![d.experts as i32; n as usize], [n, 1]);
-        let ids = g.select(biased, all, d.experts_used);
+        let ids = g.route(logits, bias, d.experts_used);
         let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
         let mut weights = g.reshape(weights, [d.experts_used, n, 1, 1]);
         if d.expert_norm {

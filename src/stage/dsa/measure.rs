@@ -75,9 +75,10 @@ impl AttentionLayer {
             Memory::zeroed(n_kv * width as usize * 2)?.leaf(GgmlType::F16, &[width as u64, n_kv as u64], 0)
         };
         let (rows, keys) = (leaf(dims.row())?, leaf(dims.indexer_dim)?);
+        let arena = Arena::new(4096).for_threads(pool.n_threads());
         let computer = Computer::new(pool)?;
         let random = Random(0x9E37_79B9_7F4A_7C15);
-        let mut layer = Self { dims, rows, keys, n_kv, arena: Arena::new(4096), computer, random };
+        let mut layer = Self { dims, rows, keys, n_kv, arena, computer, random };
         for first in (0..n_kv).step_by(FILL_ROWS) {
             let n = FILL_ROWS.min(n_kv - first);
             let g = layer.arena.graph(0)?;

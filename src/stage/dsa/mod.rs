@@ -117,11 +117,12 @@ impl DsaStage {
             (Some(mtp), Some(attention)) => Some(Drafts::new(mtp, &dims, options, attention)?),
             _ => None,
         };
+        let arena = Arena::new(0).for_threads(pool.n_threads());
         let computer = Computer::new(pool)?;
         let useful_threads = weights.useful_threads(&dims);
         let rows_held = vec![0; options.n_seq_max as usize];
         Ok(Self {
-            arena: Arena::new(0),
+            arena,
             shape,
             config,
             dims,

@@ -9,10 +9,10 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define SKIPPY_Q8_0_AVX2
-#include <immintrin.h>
 #endif
 
 namespace skippy {
+namespace SKIPPY_VARIANT {
 
 namespace {
 
@@ -36,15 +36,6 @@ void any_type(
 // rounded before the sum. |weight| <= 128 and |x| < 2^15: a sum of four products fits 32 bits.
 
 #ifdef SKIPPY_Q8_0_AVX2
-
-constexpr int64_t BLOCK = 32;
-
-// A block of 32 weights as ggml stores it.
-struct BlockQ8 {
-    uint16_t scale;
-    int8_t   quants[BLOCK];
-};
-static_assert(sizeof(BlockQ8) == 34, "the layout of a file");
 
 inline __m256i widened(const int8_t * quants) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *) quants));
@@ -72,13 +63,13 @@ inline void q8_rows(const Matrix & matrix, int64_t m, const int16_t * const * x,
     for (__m256 & s : sum) {
         s = _mm256_setzero_ps();
     }
-    for (int64_t b = 0; b < matrix.K / BLOCK; ++b) {
+    for (int64_t b = 0; b < matrix.K / QUANTS; ++b) {
         for (int r = 0; r < ROWS; ++r) {
             const BlockQ8 * block = (const BlockQ8 *) (rows + r * matrix.stride) + b;
-            const __m256i   low = widened(block->quants), high = widened(block->quants + BLOCK / 2);
+            const __m256i   low = widened(block->quants), high = widened(block->quants + QUANTS / 2);
             const __m256    size = _mm256_cvtph_ps(_mm_set1_epi16((short) block->scale));
             for (int c = 0; c < COLUMNS; ++c) {
-                sum[4 * c + r] = _mm256_fmadd_ps(size, times(low, high, x[c] + b * BLOCK), sum[4 * c + r]);
+                sum[4 * c + r] = _mm256_fmadd_ps(size, times(low, high, x[c] + b * QUANTS), sum[4 * c + r]);
             }
         }
     }
@@ -112,7 +103,7 @@ void q8_0(
         float * const * out) {
     const auto x = [&](int64_t i) { return (const int16_t *) columns.column(which[i]); };
     for (int64_t first = begin; first < end; first += ROWS_AT_ONCE) {
-        const int64_t last = std::min(end, first + ROWS_AT_ONCE);
+        const int64_t last = least(end, first + ROWS_AT_ONCE);
         int64_t       i    = 0;
         for (; i + 2 <= n; i += 2) {
             const int16_t * two[2]   = { x(i), x(i + 1) };
@@ -133,10 +124,10 @@ inline float largest_of(__m256 v) {
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 
-inline float sum_of(__m256 v) {
-    f32x8 lanes;
-    std::memcpy(&lanes, &v, sizeof lanes);
-    return sum8(lanes);
+inline float total_of(__m256 v) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
 // A column as integers of 16 bits with the largest value at 32767; returns their scale. What is no number makes the scale
@@ -158,7 +149,7 @@ float widen(const float * x, int64_t K, int16_t * out) {
         const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
         _mm256_storeu_si256((__m256i *) (out + i), packed);
     }
-    return top / 32767.0f + sum_of(nothing);
+    return top / 32767.0f + total_of(nothing);
 }
 
 constexpr bool WIDE = true;
@@ -202,7 +193,7 @@ void Columns::set(int64_t at, const float * x) {
     if (from_float != nullptr) {
         from_float(x, to, K);
     } else {
-        std::memcpy(to, x, K * sizeof(float));
+        memcpy(to, x, K * sizeof(float));
     }
 }
 
@@ -218,4 +209,5 @@ void multiply(
     any_type(matrix, begin, end, columns, which, n, out);
 }
 
+} // namespace SKIPPY_VARIANT
 } // namespace skippy

@@ -5,7 +5,10 @@
 
 #include "rows.h"
 
+#include "ggml-cpu.h"
+
 namespace skippy {
+namespace SKIPPY_VARIANT {
 
 // A matrix in rows of K elements.
 struct Matrix {
@@ -23,6 +26,8 @@ struct Matrix {
 // Columns as products with matrices of one type want them. They live in memory that the caller has.
 class Columns {
   public:
+    Columns() = default;
+
     // Floats of memory that n columns of K elements need.
     static size_t floats(ggml_type type, int64_t K, int64_t n);
 
@@ -35,12 +40,12 @@ class Columns {
     float        scale(int64_t at) const { return scales[at]; }
 
   private:
-    int64_t           K;
-    size_t            stride;
-    char *            packed;
-    float *           scales;
-    bool              wide;
-    ggml_from_float_t from_float;
+    int64_t           K          = 0;
+    size_t            stride     = 0;
+    char *            packed     = nullptr;
+    float *           scales     = nullptr;
+    bool              wide       = false;
+    ggml_from_float_t from_float = nullptr;
 };
 
 // out[i][m] = row m of the matrix x column which[i], for rows begin..end and i < n. The columns are for its type.
@@ -48,6 +53,7 @@ void multiply(
         const Matrix & matrix, int64_t begin, int64_t end, const Columns & columns, const int32_t * which, int64_t n,
         float * const * out);
 
+} // namespace SKIPPY_VARIANT
 } // namespace skippy
 
 #endif

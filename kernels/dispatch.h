@@ -1,0 +1,33 @@
+// The table of operations that each variant of kernels/variant/ fills.
+
+#ifndef SKIPPY_DISPATCH_H
+#define SKIPPY_DISPATCH_H
+
+#include "ggml.h"
+
+namespace skippy {
+
+typedef void Operation(ggml_tensor * dst, int ith, int nth, void * userdata);
+
+struct Variant {
+    Operation * matmul_rows;
+    Operation * route;
+    Operation * experts_inner;
+    Operation * experts_outer;
+    Operation * index_select;
+    Operation * index_candidates;
+    Operation * index_merge;
+    Operation * list_mask;
+    Operation * attend_listed;
+    double (*fma_rate)();
+};
+
+} // namespace skippy
+
+// One for each variant that build.rs compiles.
+extern const skippy::Variant skippy_variant_portable;
+extern const skippy::Variant skippy_variant_avx2;
+extern const skippy::Variant skippy_variant_avx512;
+extern const skippy::Variant skippy_variant_neon;
+
+#endif

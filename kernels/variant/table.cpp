@@ -1,0 +1,58 @@
+// The table of this variant, and how fast it could multiply at best.
+
+#include "../dispatch.h"
+#include "ops.h"
+#include "rows.h"
+
+#include <time.h>
+
+#define SKIPPY_JOIN_(a, b) a##b
+#define SKIPPY_JOIN(a, b) SKIPPY_JOIN_(a, b)
+
+namespace skippy {
+namespace SKIPPY_VARIANT {
+
+static double seconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double) now.tv_sec + 1e-9 * (double) now.tv_nsec;
+}
+
+// Multiply-adds of floats per second that the calling thread reaches when nothing is loaded or stored.
+double fma_rate() {
+    constexpr int  CHAINS = 12;
+    constexpr long STEPS  = 1 << 20;
+    const vec      factor = splat(0.999f), step = splat(1e-3f);
+    double         best = 0.0;
+    for (int round = 0; round < 5; ++round) {
+        vec sums[CHAINS];
+        for (int i = 0; i < CHAINS; ++i) {
+            sums[i] = splat((float) i);
+        }
+        const double start = seconds();
+        for (long k = 0; k < STEPS; ++k) {
+            for (int i = 0; i < CHAINS; ++i) {
+                sums[i] = sums[i] * factor + step;
+            }
+        }
+        const double took = seconds() - start;
+        vec          all  = {};
+        for (int i = 0; i < CHAINS; ++i) {
+            all += sums[i];
+        }
+        // The sum is looked at, or the compiler would not compute it.
+        const double rate = (double) STEPS * CHAINS * WIDTH / took;
+        best = rate > best && sum_of(all) > 0.0f ? rate : best;
+    }
+    return best;
+}
+
+} // namespace SKIPPY_VARIANT
+} // namespace skippy
+
+using namespace skippy::SKIPPY_VARIANT;
+
+const skippy::Variant SKIPPY_JOIN(skippy_variant_, SKIPPY_VARIANT) = {
+    matmul_rows,      route,       experts_inner, experts_outer, index_select,
+    index_candidates, index_merge, list_mask,     attend_listed, fma_rate,
+};
