@@ -178,7 +178,10 @@ impl Resolver {
         let Inputs { phase, n_kv, .. } = *inputs;
         match reason {
             Reason::Recommended => "the package recommends it".to_owned(),
-            Reason::Auto => "the package leaves the choice to the runtime, for which it comes first here".to_owned(),
+            Reason::Auto => {
+                let choice = "the package leaves the choice to the runtime";
+                format!("{choice}, for which it comes first here: {}", self.merit(candidate.path))
+            }
             Reason::Override if candidate.source == Source::Request => "the request forces it".to_owned(),
             Reason::Override => "the configuration forces it".to_owned(),
             Reason::BuiltInDefault => {
@@ -219,6 +222,30 @@ impl Resolver {
             | Reason::EvidenceForeignCpu
             | Reason::EvidenceNoWin
             | Reason::ParityFailed => reason.label().to_owned(),
+        }
+    }
+
+    /// What speaks for a path that the runtime chooses by itself.
+    fn merit(&self, path: Path) -> String {
+        match path {
+            Path::DirectSparse => {
+                format!(
+                    "on {} the selected rows are attended to where they lie, and nothing is gathered",
+                    self.capability.backend
+                )
+            }
+            Path::CompactFlash if self.capability.has(Path::DirectSparse) => {
+                "only the selected rows are attended to".to_owned()
+            }
+            Path::CompactFlash => {
+                format!(
+                    "{} cannot attend to the selected rows where they lie, so they are gathered",
+                    self.capability.backend
+                )
+            }
+            Path::SparseChunked => "its buffers stay bounded however long the text, without a mask".to_owned(),
+            Path::Dense => "for few tokens the selection costs more than it saves".to_owned(),
+            Path::Fallback => "it is always right".to_owned(),
         }
     }
 

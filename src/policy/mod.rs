@@ -203,7 +203,7 @@ impl Resolver {
         ];
         let rest: &[Path] = match plan.unknown {
             Some(_) => &[Path::Fallback],
-            None => alternatives(inputs.phase),
+            None => self.alternatives(inputs.phase),
         };
         let rest = rest.iter().map(|path| Candidate { path: *path, source: plan.rest });
         let mut seen = PathSet::default();
@@ -212,6 +212,24 @@ impl Resolver {
             if seen.insert(candidate.path) && visit(candidate, self.judge(candidate, inputs)).is_break() {
                 return;
             }
+        }
+    }
+
+    /// What the runtime tries by itself, best first: for `auto`, and when the path asked for cannot be taken.
+    ///
+    /// Direct-sparse comes first for few rows where the choice is the runtime's and the backend can attend to rows where
+    /// they lie: then nothing is gained by gathering them. In place of a path that was asked for it is not taken, nor for
+    /// prompts, where it is what sparse-chunked does without its bounds.
+    fn alternatives(&self, phase: Phase) -> &'static [Path] {
+        let is_own_choice = self.plan(phase).asked.is_none();
+        let in_place = is_own_choice && self.capability.has(Path::DirectSparse);
+        match phase {
+            Phase::Decode | Phase::Verify if in_place => {
+                &[Path::DirectSparse, Path::CompactFlash, Path::Dense, Path::SparseChunked, Path::Fallback]
+            }
+            Phase::Decode | Phase::Verify => &[Path::CompactFlash, Path::Dense, Path::SparseChunked, Path::Fallback],
+            Phase::ShortPrefill => &[Path::Dense, Path::SparseChunked, Path::CompactFlash, Path::Fallback],
+            Phase::LongPrefill => &[Path::SparseChunked, Path::CompactFlash, Path::Dense, Path::Fallback],
         }
     }
 
@@ -316,14 +334,4 @@ impl Resolver {
 struct Candidate {
     path: Path,
     source: Source,
-}
-
-/// What the runtime tries by itself, best first: for `auto`, and when the path asked for cannot be taken. Never
-/// direct-sparse, which the spec leaves to explicit experiments.
-fn alternatives(phase: Phase) -> &'static [Path] {
-    match phase {
-        Phase::Decode | Phase::Verify => &[Path::CompactFlash, Path::Dense, Path::SparseChunked, Path::Fallback],
-        Phase::ShortPrefill => &[Path::Dense, Path::SparseChunked, Path::CompactFlash, Path::Fallback],
-        Phase::LongPrefill => &[Path::SparseChunked, Path::CompactFlash, Path::Dense, Path::Fallback],
-    }
 }

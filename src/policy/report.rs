@@ -4,8 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    Capability, Exhibit, Limits, Path, Phase, Profile, Recommended, Resolver, Role, Source, SwitchState, alternatives,
-    plan::built_in,
+    Capability, Exhibit, Limits, Path, Phase, Profile, Recommended, Resolver, Role, Source, SwitchState, plan::built_in,
 };
 use crate::package::generation::Unsupported;
 
@@ -71,7 +70,7 @@ impl Resolver {
                     (None, Some((_, source))) => source,
                     (None, None) => plan.rest,
                 },
-                alternatives: if plan.unknown.is_some() { &[Path::Fallback] } else { alternatives(*phase) },
+                alternatives: if plan.unknown.is_some() { &[Path::Fallback] } else { self.alternatives(*phase) },
             }
         };
         Contract {

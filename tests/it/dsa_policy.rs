@@ -135,7 +135,7 @@ fn decisions_follow_the_package_above_top_k() {
     assert_eq!(pass(20, long), (Phase::LongPrefill, Path::SparseChunked, Reason::Recommended));
     let short = Purpose::Prefill { prompt: 100 };
     assert_eq!(pass(60, short), (Phase::ShortPrefill, Path::Dense, Reason::Recommended));
-    assert_eq!(pass(3, Purpose::Verify), (Phase::Verify, Path::CompactFlash, Reason::Auto));
+    assert_eq!(pass(3, Purpose::Verify), (Phase::Verify, Path::DirectSparse, Reason::Auto));
     assert_eq!(pass(1, Purpose::Decode), (Phase::Decode, Path::CompactFlash, Reason::Recommended));
 }
 

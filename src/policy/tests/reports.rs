@@ -48,6 +48,16 @@ fn a_decision_is_told_in_a_sentence_with_its_numbers() {
             "refused: the stage starts on a shared layer, and the top-k lists of the layer before it are not there",
         ),
         (
+            words(&cpu, Inputs::new(Phase::Verify, 2, 100)),
+            "the package says `auto`; direct-sparse is taken since the package leaves the choice to the runtime, for \
+             which it comes first here: on cpu the selected rows are attended to where they lie, and nothing is gathered",
+        ),
+        (
+            words(&cuda, Inputs::new(Phase::Verify, 2, 100)),
+            "the package says `auto`; compact-flash is taken since the package leaves the choice to the runtime, for \
+             which it comes first here: cuda cannot attend to the selected rows where they lie, so they are gathered",
+        ),
+        (
             words(&Resolver::default(), decode),
             "the package says nothing; compact-flash is taken since the package says nothing about decode, and this is \
              the default for `glm-dsa`",

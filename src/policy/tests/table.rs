@@ -33,8 +33,8 @@ fn the_policy_of_the_spec_at_and_around_every_edge() {
             (ShortPrefill, 128, 257, SparseChunked, Some(Dense), Reason::DenseMaskOverBudget),
             (LongPrefill, 64, TOP_K, Dense, Some(SparseChunked), Reason::TopKCoversKv),
             (LongPrefill, 64, TOP_K + 1, SparseChunked, None, Reason::Recommended),
-            (Verify, 2, TOP_K, Dense, Some(CompactFlash), Reason::TopKCoversKv),
-            (Verify, 2, TOP_K + 1, CompactFlash, None, Reason::Auto),
+            (Verify, 2, TOP_K, Dense, Some(DirectSparse), Reason::TopKCoversKv),
+            (Verify, 2, TOP_K + 1, DirectSparse, None, Reason::Auto),
         ],
     );
 }
@@ -44,7 +44,7 @@ fn compact_flash_pays_from_its_threshold_on() {
     let at = |min: u64| generation(json!({}), json!({"compact_flash_min_kv": min, "dense_mask_max_bytes": 400}));
     let below = Reason::BelowCompactFlashMinKv;
     check(
-        &resolver(&at(100)),
+        &with(&at(100), |config| config.capability = Capability::of(Backend::Cuda)),
         &[
             (Decode, 1, 99, Dense, Some(CompactFlash), below),
             (Decode, 1, 100, CompactFlash, None, Reason::Recommended),
@@ -54,6 +54,11 @@ fn compact_flash_pays_from_its_threshold_on() {
             // The mask of two rows is over the budget of 400 bytes: neither compact-flash nor dense.
             (Verify, 2, 99, SparseChunked, Some(CompactFlash), below),
         ],
+    );
+    // What the CPU attends to in place is not gathered: the threshold is none of its business.
+    check(
+        &resolver(&at(100)),
+        &[(Decode, 1, 99, Dense, Some(CompactFlash), below), (Verify, 2, 99, DirectSparse, None, Reason::Auto)],
     );
     // The default is 1: every cache has a row.
     let built_in = generation(json!({}), json!({}));
@@ -95,10 +100,22 @@ fn auto_goes_by_phase_and_thresholds() {
     check(
         &resolver(&auto),
         &[
-            (Decode, 1, 100, CompactFlash, None, Reason::Auto),
-            (Decode, 1, 99, Dense, Some(CompactFlash), Reason::BelowCompactFlashMinKv),
+            (Decode, 1, TOP_K + 1, DirectSparse, None, Reason::Auto),
+            (Decode, 1, 4_000_000, DirectSparse, None, Reason::Auto),
+            (Decode, 1, TOP_K, Dense, Some(DirectSparse), Reason::TopKCoversKv),
             (ShortPrefill, 8, 128, Dense, None, Reason::Auto),
             (ShortPrefill, 8, 129, SparseChunked, Some(Dense), Reason::DenseMaskOverBudget),
+            (LongPrefill, 8, 129, SparseChunked, None, Reason::Auto),
+            (Verify, 8, 129, DirectSparse, None, Reason::Auto),
+            (Verify, 8, 64, Dense, Some(DirectSparse), Reason::TopKCoversKv),
+        ],
+    );
+    // A backend that has to gather the rows: no path that it lacks is told as rejected.
+    check(
+        &resolver(&auto).on(Capability::of(Backend::Metal)),
+        &[
+            (Decode, 1, 100, CompactFlash, None, Reason::Auto),
+            (Decode, 1, 99, Dense, Some(CompactFlash), Reason::BelowCompactFlashMinKv),
             (LongPrefill, 8, 129, SparseChunked, None, Reason::Auto),
             (Verify, 8, 129, CompactFlash, None, Reason::Auto),
             (Verify, 8, 64, Dense, Some(CompactFlash), Reason::TopKCoversKv),
@@ -115,7 +132,7 @@ fn a_package_that_says_nothing_gets_the_default_of_the_architecture() {
         (Decode, 1, 100, CompactFlash, None, Reason::BuiltInDefault),
         (ShortPrefill, 8, 100, Dense, None, Reason::BuiltInDefault),
         (LongPrefill, 8, 100, SparseChunked, None, Reason::BuiltInDefault),
-        (Verify, 8, 100, CompactFlash, None, Reason::BuiltInDefault),
+        (Verify, 8, 100, DirectSparse, None, Reason::BuiltInDefault),
         (Decode, 1, TOP_K, Dense, Some(CompactFlash), Reason::TopKCoversKv),
     ];
     for architecture in ["glm-dsa", "deepseek32"] {
