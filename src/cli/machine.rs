@@ -12,14 +12,15 @@ pub fn capability() -> Capability {
 }
 
 /// The variant of our kernels in use.
+#[cfg(feature = "engine")]
 fn isa() -> &'static str {
-    if cfg!(target_feature = "avx512f") {
-        "avx512"
-    } else if cfg!(target_feature = "avx2") {
-        "avx2"
-    } else {
-        "portable"
-    }
+    crate::kernels::isa().label()
+}
+
+/// Without an engine there are no kernels.
+#[cfg(not(feature = "engine"))]
+fn isa() -> &'static str {
+    "portable"
 }
 
 /// The model of the CPU, as Linux or macOS names it.

@@ -68,7 +68,7 @@ impl Announcer {
 pub fn announce_switches(resolver: &Resolver) {
     for difference in resolver.evidence().into_iter().flat_map(|exhibit| exhibit.differences()) {
         tracing::warn!(
-            target: "skippy::policy",
+            target: "skippy::policy::switches",
             field = difference.field,
             measured = difference.measured,
             here = difference.here,
@@ -79,7 +79,7 @@ pub fn announce_switches(resolver: &Resolver) {
         metrics::experimental_switch(state);
         if state.declared.is_some() {
             tracing::info!(
-                target: "skippy::policy",
+                target: "skippy::policy::switches",
                 switch = state.switch.name(),
                 open = state.open,
                 reason = state.reason.map(Reason::label),
