@@ -75,7 +75,7 @@ lint: setup-test ## licences, duplicates and sources of all dependencies; shell 
 
 bench: build test-models ## against llama.cpp used the plain way: serving, loading, attention; drafts on and off
 	$(BIN) bench speculation $(BUNDLED) --prompts assets/prompts.json
-	$(BIN) bench attention
+	$(BIN) bench phase-e
 	$(BIN) bench resolver
 	@scripts/package-model.sh smollm2 >/dev/null
 	$(BIN) bench decode .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf

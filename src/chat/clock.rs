@@ -19,7 +19,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// The time now, as `format` wants it; see [`format`].
-pub(super) fn now(format: &str) -> String {
+pub(crate) fn now(format: &str) -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     self::format(seconds, format)
 }

@@ -9,7 +9,7 @@
 
 mod call_grammar;
 mod calls;
-mod clock;
+pub(crate) mod clock;
 mod error;
 mod jinja;
 mod message;

@@ -26,3 +26,10 @@ pub struct TopK<'a> {
     /// sees no more than `width` positions lists all of them.
     pub lists: &'a [i32],
 }
+
+impl TopK<'_> {
+    /// Bytes of the lists of `n_rows` rows: what IndexShare costs at a stage boundary.
+    pub fn bytes(n_rows: usize, width: usize) -> u64 {
+        (n_rows * width * size_of::<i32>()) as u64
+    }
+}

@@ -1,10 +1,10 @@
 //! `skippy-stage bench`: ratios against llama.cpp used the plain way, in the same process and run, and against other
 //! servers over HTTP.
 
-mod attention;
 mod client;
 mod decode;
 mod load;
+mod phase_e;
 mod resolver;
 mod serve;
 mod speculation;
@@ -17,10 +17,10 @@ use tracing_subscriber::filter::LevelFilter;
 /// What to measure.
 #[derive(Subcommand, Clone, Debug)]
 pub enum BenchCommand {
-    /// Attention of a GLM-5.2 layer against ggml's own operations
-    Attention(attention::AttentionArgs),
     /// Serving against a hand-written `llama_decode` loop
     Decode(decode::DecodeArgs),
+    /// Sparse attention and experts of a GLM-5.2 layer, path by path, against ggml's own operations
+    PhaseE(phase_e::PhaseEArgs),
     /// One decision of the phase resolver
     Resolver,
     /// A running server under load over HTTP, alone or against another one
@@ -38,9 +38,9 @@ pub enum BenchCommand {
 pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
     super::init_logging(false, LevelFilter::WARN);
     match command {
-        BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Decode(args) => decode::run(args),
         BenchCommand::Load(args) => load::run(args),
+        BenchCommand::PhaseE(args) => phase_e::run(args),
         BenchCommand::Resolver => resolver::run(),
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Speculation(args) => speculation::run(args),

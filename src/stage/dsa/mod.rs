@@ -161,7 +161,7 @@ impl DsaStage {
     }
 
     fn count_sideband(&self, batch: &StageBatch<'_>) {
-        let bytes = (batch.rows.len() * self.config.top_k as usize * size_of::<i32>()) as u64;
+        let bytes = TopK::bytes(batch.rows.len(), self.config.top_k as usize);
         if self.starts_shared() {
             metrics::indexshare_sideband(Direction::In, bytes);
         }
