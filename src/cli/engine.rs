@@ -223,12 +223,16 @@ impl EngineOptions {
         Ok(LoadedChain { chain, text, resolver })
     }
 
-    fn dsa(&self) -> DsaStageOptions {
+    pub(super) fn dsa(&self) -> DsaStageOptions {
         let LlamaStageOptions { n_ctx_seq, n_batch, n_seq_max, cache_type_k, .. } = self.llama;
         DsaStageOptions { n_ctx_seq, n_batch, n_seq_max, cache_type: cache_type_k, drafts: self.drafts }
     }
 
-    fn resolver(&self, files: &StageFiles, generation: Option<&Generation>) -> Result<Resolver, EngineError> {
+    pub(super) fn resolver(
+        &self,
+        files: &StageFiles,
+        generation: Option<&Generation>,
+    ) -> Result<Resolver, EngineError> {
         let layers = files.range;
         let config = glm_dsa::Config::of_stage(files);
         let config = config.map_err(|error| EngineError::Dsa { layers, source: error.into() })?;

@@ -47,7 +47,7 @@ impl Progress for Quiet {
 
 struct Slice {
     package: Package,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Slice {
@@ -64,7 +64,7 @@ impl Slice {
             jobs: 1,
         };
         synthesise(&request, &Quiet).unwrap();
-        Self { package: Package::open(&request.out_dir).unwrap(), _dir: dir }
+        Self { package: Package::open(&request.out_dir).unwrap(), dir }
     }
 
     fn files(&self, layers: &str) -> StageFiles {
@@ -147,4 +147,45 @@ fn every_type_is_read_alike() {
         println!("{ty}: {off}");
         assert!(off < 0.05, "{ty}: off by {off}");
     }
+}
+
+/// `bench stage` on the slice: exit code, stdout, stderr.
+fn bench(slice: &Slice, args: &[&str]) -> (Option<i32>, String, String) {
+    let package = slice.dir.path().join("package");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_skippy-stage"))
+        .args(["bench", "stage", package.to_str().unwrap(), "--threads", "1", "--rounds", "1", "--decode", "2"])
+        .args(args)
+        .env_remove("RUST_LOG")
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Rows that nobody has computed, in both caches: below top-k and far beyond it, from tokens and from hidden rows.
+#[test]
+fn the_stage_bench_compares_both_engines_on_filled_caches() {
+    let slice = Slice::new("0..8", GgmlType::F16);
+    for layers in ["0..8", "2..6"] {
+        let args = ["--layers", layers, "--at", "4,200", "--chunk", "18", "--memory", "40", "--json"];
+        let (code, stdout, stderr) = bench(&slice, &args);
+        assert_eq!(code, Some(0), "{stderr}");
+        let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(report["layers"], layers);
+        for (depth, at) in report["depths"].as_array().unwrap().iter().zip([4, 200]) {
+            let number = |key: &str| depth[key].as_f64().unwrap();
+            assert_eq!(depth["at"], at);
+            assert!(number("difference") < 0.01 && number("influence") > 0.05, "{depth}");
+            for sample in ["dsa_prefill", "llama_prefill", "dsa_decode_ms", "llama_decode_ms"] {
+                assert!(depth[sample]["median"].as_f64().unwrap() > 0.0, "{depth}");
+            }
+        }
+        assert!(report["memory"]["extra_bytes"].as_u64().unwrap() > 0, "{report}");
+    }
+    let (code, stdout, stderr) = bench(&slice, &["--at", "64", "--chunk", "8", "--memory", "0", "--alone"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("\n64 "), "{stdout}");
+    let (code, _, stderr) = bench(&slice, &["--layers", "3..6", "--at", "64", "--memory", "0"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("top-k lists") || stderr.contains("cut"), "{stderr}");
 }

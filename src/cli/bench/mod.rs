@@ -8,6 +8,7 @@ mod phase_e;
 mod resolver;
 mod serve;
 mod speculation;
+mod stage;
 pub mod stats;
 
 use clap::Subcommand;
@@ -27,6 +28,8 @@ pub enum BenchCommand {
     Serve(serve::ServeArgs),
     /// Greedy answers with and without drafts
     Speculation(speculation::SpeculationArgs),
+    /// A few layers of a GLM-DSA model behind thousands of rows: the dsa engine against llama.cpp's own graph
+    Stage(stage::StageArgs),
     /// Loading a package against llama.cpp loading the GGUF it was made from, and the memory each stage takes
     Load(load::LoadArgs),
 }
@@ -44,6 +47,7 @@ pub fn run(command: &BenchCommand) -> anyhow::Result<ExitCode> {
         BenchCommand::Resolver => resolver::run(),
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Speculation(args) => speculation::run(args),
+        BenchCommand::Stage(args) => stage::run(args),
     }?;
     Ok(ExitCode::SUCCESS)
 }

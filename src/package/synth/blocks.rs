@@ -5,11 +5,11 @@ use crate::gguf::GgmlType;
 use half::f16;
 
 /// Random numbers that stay the same on every machine and in every version: splitmix64.
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// Numbers for one tensor.
-    pub(super) fn new(seed: u64, name: &str) -> Self {
+    pub(crate) fn new(seed: u64, name: &str) -> Self {
         // FNV-1a of the name, so that no two tensors are alike.
         let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -25,7 +25,7 @@ impl Random {
     }
 
     /// Uniform in -1..1.
-    fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
@@ -39,7 +39,7 @@ impl Random {
 }
 
 /// How to make blocks of one type.
-pub(super) struct Blocks {
+pub(crate) struct Blocks {
     kind: Kind,
     /// Half the range of plain numbers; the scale of a block.
     scale: f32,
@@ -63,7 +63,7 @@ const RMS_Q2: f32 = 1.118 * 11.73;
 
 impl Blocks {
     /// Blocks whose values have this standard deviation; nothing for other types.
-    pub(super) fn new(ty: GgmlType, deviation: f32) -> Option<Self> {
+    pub(crate) fn new(ty: GgmlType, deviation: f32) -> Option<Self> {
         let (kind, unit) = match ty {
             GgmlType::F32 => (Kind::F32, 1.0 / 3f32.sqrt()),
             GgmlType::F16 => (Kind::F16, 1.0 / 3f32.sqrt()),
@@ -77,7 +77,7 @@ impl Blocks {
     }
 
     /// Appends one block.
-    pub(super) fn push(&self, random: &mut Random, out: &mut Vec<u8>) {
+    pub(crate) fn push(&self, random: &mut Random, out: &mut Vec<u8>) {
         let half = |scale: f32| f16::from_f32(scale).to_le_bytes();
         match self.kind {
             Kind::F32 => out.extend_from_slice(&(random.unit() * self.scale).to_le_bytes()),

@@ -14,6 +14,8 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "engine")]
+pub(crate) use self::blocks::{Blocks, Random};
 use self::model::Slice;
 use super::{
     LayerRange,
