@@ -79,6 +79,10 @@ double skippy_fma_rate(void) {
     return variant().fma_rate();
 }
 
+int64_t skippy_packed_bytes(int32_t type, int64_t K) {
+    return variant().packed_bytes(type, K);
+}
+
 #define SKIPPY_OPERATION(name)                                                                  \
     void skippy_op_##name(struct ggml_tensor * dst, int ith, int nth, void * userdata) {        \
         variant().name(dst, ith, nth, userdata);                                                \
@@ -93,3 +97,7 @@ SKIPPY_OPERATION(index_candidates)
 SKIPPY_OPERATION(index_merge)
 SKIPPY_OPERATION(list_mask)
 SKIPPY_OPERATION(attend_listed)
+SKIPPY_OPERATION(pack)
+SKIPPY_OPERATION(matmul_packed)
+SKIPPY_OPERATION(experts_inner_packed)
+SKIPPY_OPERATION(experts_outer_packed)

@@ -19,6 +19,11 @@ struct Variant {
     Operation * index_merge;
     Operation * list_mask;
     Operation * attend_listed;
+    Operation * pack;
+    Operation * matmul_packed;
+    Operation * experts_inner_packed;
+    Operation * experts_outer_packed;
+    int64_t (*packed_bytes)(int type, int64_t K);
     double (*fma_rate)();
 };
 

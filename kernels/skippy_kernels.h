@@ -135,6 +135,24 @@ void skippy_op_experts_inner(struct ggml_tensor * dst, int ith, int nth, void * 
 // divided.
 void skippy_op_experts_outer(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
+// Products with many rows: the rows are packed once for all threads. Where skippy_packed_bytes is 0 there are none of that type
+// (in this variant), and none of these may be called.
+
+// Bytes of a packed row of K elements for matrices of this type.
+int64_t skippy_packed_bytes(int32_t type, int64_t K);
+
+// dst i8 [packed bytes, n]. src: rows f32 [K, n] (elements of a row contiguous).
+void skippy_op_pack(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// dst f32 [M, n] = weight [K, M] x packed rows. src: weight, packed i8 [bytes, n].
+void skippy_op_matmul_packed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// skippy_op_experts_inner with src 0 packed: i8 [bytes, n].
+void skippy_op_experts_inner_packed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// skippy_op_experts_outer with src 0 packed: the whole inner rows, used * F + S elements.
+void skippy_op_experts_outer_packed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
 // The indexer: the positions of the k largest scores of the first `visible[t]` keys, where the score of a key is the sum over
 // heads h of weight[h,t] * relu(query[:,h,t] . key[:,j]). dst i32 [k, T], ascending, ties to the lowest position; all visible
 // positions, then -1, when there are no more than k. No more than a small multiple of k scores of a token exist at a time.

@@ -6,9 +6,15 @@ namespace check {
 
 namespace {
 
-// Columns of Q8_0 products are rounded to 16 bits, or to 8 by the portable variant as by ggml; everything else is f32.
+// Columns of Q8_0 products are rounded to 16 bits, or to 8 by the portable variant as by ggml; those of Q4_K to 8 bits, or not at
+// all by the portable variant with the dot product of this harness. Everything else is f32.
 double tolerance(ggml_type type, const char * variant) {
-    return type == GGML_TYPE_F32 ? 1e-5 : std::strcmp(variant, "portable") == 0 ? 2e-2 : 1e-3;
+    const bool portable = std::strcmp(variant, "portable") == 0;
+    switch (type) {
+        case GGML_TYPE_Q8_0: return portable ? 2e-2 : 1e-3;
+        case GGML_TYPE_Q4_K: return 2e-2;
+        default: return 1e-5;
+    }
 }
 
 double dot(const float * a, const float * b, int64_t n) {
@@ -24,16 +30,18 @@ double sigmoid(double x) {
 }
 
 ggml_type weight_type(Bytes & bytes) {
-    return bytes.within(0, 1) ? GGML_TYPE_Q8_0 : GGML_TYPE_F32;
+    const ggml_type types[] = { GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K };
+    return types[bytes.within(0, 2)];
 }
 
 } // namespace
 
 void products(Bytes & bytes) {
-    const int64_t   K = 32 * bytes.edge({ 1, 2, 5, 18 }), M = bytes.edge({ 1, 3, 15, 16, 70 });
+    const ggml_type type = weight_type(bytes);
+    const int64_t   block = type == GGML_TYPE_Q4_K ? 256 : 32;
+    const int64_t   K = block * bytes.edge({ 1, 2, 5 }), M = bytes.edge({ 1, 3, 15, 16, 70 });
     const int64_t   n = bytes.edge({ 1, 2, 3, 16, 17, 33 }), B = bytes.within(1, 3);
     const int       threads = (int) bytes.within(1, 5);
-    const ggml_type type = weight_type(bytes);
 
     Tensor             weight(type, K, M, B), x(GGML_TYPE_F32, K, n, B);
     std::vector<float> w = weight.fill(bytes), columns = x.fill(bytes);
@@ -46,22 +54,31 @@ void products(Bytes & bytes) {
             CHECK(std::fabs(got - expected) <= tolerance(type, named.name) * std::sqrt((double) K), "%s: %g is not %g",
                   named.name, got, expected);
         }
+        const int64_t packed_bytes = named.variant->packed_bytes(type, K);
+        if (packed_bytes > 0 && B == 1) {
+            Tensor packed(GGML_TYPE_I8, packed_bytes, n), again(GGML_TYPE_F32, M, n);
+            run(named.variant->pack, packed, { &x }, threads);
+            run(named.variant->matmul_packed, again, { &weight, &packed }, threads);
+            const bool same = std::memcmp(again.data<float>(), out.data<float>(), M * n * sizeof(float)) == 0;
+            CHECK(same, "%s: packed products differ", named.name);
+        }
     }
 }
 
 void experts(Bytes & bytes) {
-    const int64_t   K = 32 * bytes.within(1, 3), F = 32 * bytes.within(1, 2), N = bytes.edge({ 1, 8, 17, 40 });
+    const ggml_type type = weight_type(bytes);
+    const int64_t   block = type == GGML_TYPE_Q4_K ? 256 : 32;
+    const int64_t   K = block * bytes.within(1, 3), F = block * bytes.within(1, 2), N = bytes.edge({ 1, 8, 17, 40 });
     const int64_t   E = bytes.edge({ 1, 4, 9 }), used = bytes.within(1, E), n = bytes.edge({ 1, 2, 7, 16 });
     const bool      shared = bytes.within(0, 1), biased = bytes.within(0, 1);
-    const int64_t   S = shared ? 32 * bytes.within(1, 2) : 0;
+    const int64_t   S = shared ? block * bytes.within(1, 2) : 0;
     const int       threads = (int) bytes.within(1, 4);
-    const ggml_type type = weight_type(bytes);
     float           constants[2] = { 2.5f, bytes.within(0, 1) ? 6e-5f : 0.0f };
 
     Tensor x(GGML_TYPE_F32, K, n), logits(GGML_TYPE_F32, E, n), bias(GGML_TYPE_F32, E), residual(GGML_TYPE_F32, N, n);
     Tensor gate(type, K, F, E), up(type, K, F, E), down(type, F, N, E);
     Tensor shared_gate(type, K, std::max<int64_t>(S, 1)), shared_up(type, K, std::max<int64_t>(S, 1));
-    Tensor shared_down(type, std::max<int64_t>(S, 32), N);
+    Tensor shared_down(type, std::max(S, block), N);
     const std::vector<float> vx = x.fill(bytes), vl = logits.fill(bytes, 3.0f), vb = bias.fill(bytes), vr = residual.fill(bytes);
     const std::vector<float> g = gate.fill(bytes), u = up.fill(bytes), d = down.fill(bytes);
     const std::vector<float> sg = shared_gate.fill(bytes), su = shared_up.fill(bytes), sd = shared_down.fill(bytes);
@@ -73,6 +90,27 @@ void experts(Bytes & bytes) {
             { &x, &ids, &gate, &up, shared ? &shared_gate : nullptr, shared ? &shared_up : nullptr }, threads);
         run(named.variant->experts_outer, out, { &inner, &ids, &logits, &residual, &down, shared ? &shared_down : nullptr },
             threads, constants);
+        const int64_t of_x = named.variant->packed_bytes(type, K), of_inner = named.variant->packed_bytes(type, used * F + S);
+        if (of_x > 0) {
+            Tensor px(GGML_TYPE_I8, of_x, n), pinner(GGML_TYPE_I8, of_inner, n);
+            Tensor inner2(GGML_TYPE_F32, used * F + S, n), out2(GGML_TYPE_F32, N, n);
+            run(named.variant->pack, px, { &x }, threads);
+            run(named.variant->experts_inner_packed, inner2,
+                { &px, &ids, &gate, &up, shared ? &shared_gate : nullptr, shared ? &shared_up : nullptr }, threads);
+            CHECK(std::memcmp(inner2.data<float>(), inner.data<float>(), (used * F + S) * n * sizeof(float)) == 0,
+                  "%s: packed inner values differ", named.name);
+            run(named.variant->pack, pinner, { &inner2 }, threads);
+            run(named.variant->experts_outer_packed, out2,
+                { &pinner, &ids, &logits, &residual, &down, shared ? &shared_down : nullptr }, threads, constants);
+            double most = 1.0;
+            for (int64_t i = 0; i < N * n; ++i) {
+                most = std::max(most, (double) std::fabs(out.data<float>()[i]));
+            }
+            for (int64_t i = 0; i < N * n; ++i) {
+                CHECK(std::fabs(out2.data<float>()[i] - out.data<float>()[i]) <= 1e-5 * most, "%s: packed sums: %g, not %g",
+                      named.name, out2.data<float>()[i], out.data<float>()[i]);
+            }
+        }
         for (int64_t t = 0; t < n; ++t) {
             const int32_t * chosen = ids.data<int32_t>() + t * used;
             const auto      rank   = [&](int64_t e) { return sigmoid(vl[t * E + e]) + (biased ? vb[e] : 0.0f); };

@@ -6,8 +6,6 @@
 #include "ops.h"
 #include "rows.h"
 
-#include <math.h>
-
 namespace skippy {
 namespace SKIPPY_VARIANT {
 

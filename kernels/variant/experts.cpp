@@ -3,8 +3,6 @@
 #include "ops.h"
 #include "products.h"
 
-#include <math.h>
-
 namespace skippy {
 namespace SKIPPY_VARIANT {
 
@@ -19,30 +17,6 @@ struct PlacesTag;
 struct WhichTag;
 struct OutTag;
 struct UpTag;
-
-float sigmoid(float x) {
-    return 1.0f / (1.0f + expf(-x));
-}
-
-// gate[i] = silu(gate[i]) * up[i] for n elements.
-void swiglu(float * gate, const float * up, int64_t n) {
-    const auto several = [](vec g, vec u) {
-        const vec one = splat(1.0f), zero = {};
-        const vec e   = exp_of(g < zero ? g : -g);
-        return g * (g < zero ? e : one) / (one + e) * u;
-    };
-    int64_t i = 0;
-    for (; i + WIDTH <= n; i += WIDTH) {
-        store(gate + i, several(load(gate + i), load(up + i)));
-    }
-    if (i < n) {
-        float g[WIDTH] = {}, u[WIDTH] = {};
-        memcpy(g, gate + i, (n - i) * sizeof(float));
-        memcpy(u, up + i, (n - i) * sizeof(float));
-        store(g, several(load(g), load(u)));
-        memcpy(gate + i, g, (n - i) * sizeof(float));
-    }
-}
 
 // Columns for matrices of several types, packed once for each type.
 class Packs {

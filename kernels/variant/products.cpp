@@ -7,6 +7,8 @@
 
 #include "products.h"
 
+#include "blocks_q4.h"
+
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define SKIPPY_Q8_0_AVX2
 #endif
@@ -152,6 +154,25 @@ float widen(const float * x, int64_t K, int16_t * out) {
     return top / 32767.0f + total_of(nothing);
 }
 
+#ifdef SKIPPY_Q4_AVX2
+void q4_k(
+        const Matrix & matrix, int64_t begin, int64_t end, const Columns & columns, const int32_t * which, int64_t n,
+        float * const * out) {
+    constexpr int64_t   MOST  = 16;
+    const char *        first = matrix.data + begin * matrix.stride;
+    const ColumnBlock * picked[MOST];
+    float *             to[MOST];
+    for (int64_t done = 0; done < n; done += MOST) {
+        const int64_t count = least(MOST, n - done);
+        for (int64_t i = 0; i < count; ++i) {
+            picked[i] = (const ColumnBlock *) columns.column(which[done + i]);
+            to[i]     = out[done + i] + begin;
+        }
+        multiply_q4(first, matrix.stride, end - begin, matrix.K / SUPER, picked, count, to);
+    }
+}
+#endif
+
 constexpr bool WIDE = true;
 #else
 constexpr bool WIDE = false;
@@ -162,6 +183,11 @@ bool is_wide(ggml_type type) {
 }
 
 size_t column_bytes(ggml_type type, int64_t K) {
+#ifdef SKIPPY_Q4_AVX2
+    if (type == GGML_TYPE_Q4_K) {
+        return K / SUPER * sizeof(ColumnBlock);
+    }
+#endif
     const size_t bytes =
         is_wide(type) ? K * sizeof(int16_t) : ggml_row_size(ggml_get_type_traits_cpu(type)->vec_dot_type, K);
     return (bytes + 31) / 32 * 32;
@@ -170,11 +196,11 @@ size_t column_bytes(ggml_type type, int64_t K) {
 } // namespace
 
 size_t Columns::floats(ggml_type type, int64_t K, int64_t n) {
-    return n + n * column_bytes(type, K) / sizeof(float);
+    return padded(n) + n * column_bytes(type, K) / sizeof(float);
 }
 
 Columns::Columns(ggml_type type, int64_t K, int64_t n, float * memory)
-    : K(K), stride(column_bytes(type, K)), packed((char *) (memory + n)), scales(memory), wide(is_wide(type)),
+    : K(K), stride(column_bytes(type, K)), packed((char *) (memory + padded(n))), scales(memory), type(type),
       from_float(nullptr) {
     const ggml_type other = ggml_get_type_traits_cpu(type)->vec_dot_type;
     if (other != GGML_TYPE_F32) {
@@ -184,8 +210,14 @@ Columns::Columns(ggml_type type, int64_t K, int64_t n, float * memory)
 
 void Columns::set(int64_t at, const float * x) {
     char * to = packed + at * stride;
+#ifdef SKIPPY_Q4_AVX2
+    if (type == GGML_TYPE_Q4_K) {
+        pack_column(x, K, (ColumnBlock *) to);
+        return;
+    }
+#endif
 #ifdef SKIPPY_Q8_0_AVX2
-    if (wide) {
+    if (is_wide(type)) {
         scales[at] = widen(x, K, (int16_t *) to);
         return;
     }
@@ -203,6 +235,12 @@ void multiply(
 #ifdef SKIPPY_Q8_0_AVX2
     if (is_wide(matrix.type)) {
         q8_0(matrix, begin, end, columns, which, n, out);
+        return;
+    }
+#endif
+#ifdef SKIPPY_Q4_AVX2
+    if (matrix.type == GGML_TYPE_Q4_K) {
+        q4_k(matrix, begin, end, columns, which, n, out);
         return;
     }
 #endif

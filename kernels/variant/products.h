@@ -44,7 +44,7 @@ class Columns {
     size_t            stride     = 0;
     char *            packed     = nullptr;
     float *           scales     = nullptr;
-    bool              wide       = false;
+    ggml_type         type       = GGML_TYPE_F32;
     ggml_from_float_t from_float = nullptr;
 };
 

@@ -12,6 +12,7 @@
 #error "compiled by build.rs, which names the variant"
 #endif
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -117,6 +118,30 @@ inline vec exp_of(vec x) {
     memcpy(&scale, &exponent, sizeof scale);
     const vec result = p * scale;
     return far ? vec{} : result;
+}
+
+inline float sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+// gate[i] = silu(gate[i]) * up[i] for n elements, each alike wherever it stands.
+inline void swiglu(float * gate, const float * up, int64_t n) {
+    const auto several = [](vec g, vec u) {
+        const vec one = splat(1.0f), zero = {};
+        const vec e   = exp_of(g < zero ? g : -g);
+        return g * (g < zero ? e : one) / (one + e) * u;
+    };
+    int64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        store(gate + i, several(load(gate + i), load(up + i)));
+    }
+    if (i < n) {
+        float g[WIDTH] = {}, u[WIDTH] = {};
+        memcpy(g, gate + i, (n - i) * sizeof(float));
+        memcpy(u, up + i, (n - i) * sizeof(float));
+        store(g, several(load(g), load(u)));
+        memcpy(gate + i, g, (n - i) * sizeof(float));
+    }
 }
 
 // Floats as integers of the same order; -0.0 and 0.0 are one value.

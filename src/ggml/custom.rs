@@ -125,6 +125,70 @@ impl<'g> Graph<'g> {
         self.custom("experts_outer", sound, F32, [r[0], r[1], 1], &sources, (body, userdata))
     }
 
+    /// As [`Graph::mul_mat`] of matrices without repetition, for many columns: by kernels of our own where they are faster.
+    /// Each column has the bits that it has alone, if they are.
+    pub fn mul_mat_many(&self, w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
+        let (a, b) = (w.shape(), x.shape());
+        let flat = a[2] == 1 && a[3] == 1 && b[2] == 1 && b[3] == 1 && rows_are_dense(&w) && a[0] == b[0];
+        match packed_bytes(w.ty(), a[0]).filter(|_| flat) {
+            None => self.mul_mat(w, x),
+            Some(bytes) => {
+                let packed = self.packed(x, bytes);
+                let body = ffi::skippy_op_matmul_packed;
+                let sources = [w, packed];
+                self.custom("matmul_packed", true, F32, [a[1], b[1], 1], &sources, (body, std::ptr::null_mut()))
+            }
+        }
+    }
+
+    /// Rows `[K, n]` f32 as products want them.
+    fn packed(&self, x: Tensor<'g>, bytes: i64) -> Tensor<'g> {
+        let sound = x.ty() == F32 && rows_are_dense(&x) && x.shape()[2] == 1 && x.shape()[3] == 1;
+        let shape = [bytes, x.shape()[1], 1];
+        self.custom("pack", sound, sys::GGML_TYPE_I8, shape, &[x], (ffi::skippy_op_pack, std::ptr::null_mut()))
+    }
+
+    /// [`Graph::experts_inner`] and [`Graph::experts_outer`] for many rows, if all weights are of a type whose products are
+    /// faster here than ggml's: `residual` + routed experts of `x` + the shared expert. Weights are gate, up, down.
+    pub fn experts_many(
+        &self,
+        (x, ids, logits, residual): (Tensor<'g>, Tensor<'g>, Tensor<'g>, Tensor<'g>),
+        routed: [Tensor<'g>; 3],
+        shared: Option<[Tensor<'g>; 3]>,
+        (scale, least): (f32, f32),
+    ) -> Option<Tensor<'g>> {
+        let (a, i, l, r) = (x.shape(), ids.shape(), logits.shape(), residual.shape());
+        let ([k, f, e, _], out) = (routed[0].shape(), routed[2].shape());
+        let s = shared.map_or(0, |[gate, ..]| gate.shape()[1]);
+        let width = i[0].saturating_mul(f).saturating_add(s);
+        // Inner rows are packed whole: each expert's part must be whole blocks by itself.
+        let bytes = |ty, n| packed_bytes(ty, n).filter(|_| packed_bytes(ty, f).is_some());
+        let ty = routed[0].ty();
+        let alike = |w: &Tensor<'g>| w.ty() == ty && rows_are_dense(w);
+        if !routed.iter().chain(shared.iter().flatten()).all(alike) || (s > 0 && packed_bytes(ty, s).is_none()) {
+            return None;
+        }
+        let (of_x, of_inner) = (bytes(ty, k)?, bytes(ty, width)?);
+        let n = a[1];
+        let flat = |x: &Tensor<'g>, shape| x.shape() == shape && x.is_contiguous();
+        let sound = a == [k, n, 1, 1] && routed[1].shape() == [k, f, e, 1] && out == [f, r[0], e, 1];
+        let sound = sound && flat(&ids, [i[0], n, 1, 1]) && ids.ty() == I32;
+        let sound = sound && flat(&logits, [e, n, 1, 1]) && flat(&residual, [r[0], n, 1, 1]) && l[1] == n;
+        let sound = sound && logits.ty() == F32 && residual.ty() == F32;
+        let sound = sound
+            && shared.is_none_or(|[gate, up, down]| {
+                [gate.shape(), up.shape(), down.shape()] == [[k, s, 1, 1], [k, s, 1, 1], [s, r[0], 1, 1]]
+            });
+        let first = [self.packed(x, of_x), ids, routed[0], routed[1]];
+        let first: Vec<_> = first.into_iter().chain(shared.iter().flat_map(|[gate, up, _]| [*gate, *up])).collect();
+        let body = (ffi::skippy_op_experts_inner_packed as Body, std::ptr::null_mut());
+        let inner = self.custom("experts_inner_packed", sound, F32, [width, n, 1], &first, body);
+        let second = [self.packed(inner, of_inner), ids, logits, residual, routed[2]];
+        let second: Vec<_> = second.into_iter().chain(shared.iter().map(|[.., down]| *down)).collect();
+        let body = (ffi::skippy_op_experts_outer_packed as Body, self.constants([scale, least]));
+        Some(self.custom("experts_outer_packed", sound, F32, [r[0], n, 1], &second, body))
+    }
+
     /// Numbers that a body reads, kept while the graph lives.
     fn constants(&self, values: [f32; 2]) -> *mut std::ffi::c_void {
         let mut kept = Box::new(values);
@@ -196,6 +260,15 @@ impl<'g> Graph<'g> {
         let body = ffi::skippy_op_attend_listed;
         self.custom("attend_listed", sound, F32, [v_dim, q[1], q[2]], &sources, (body, userdata))
     }
+}
+
+/// Bytes of a packed row of `k` elements for matrices of type `ty`, if products are packed.
+fn packed_bytes(ty: sys::ggml_type, k: i64) -> Option<i64> {
+    // SAFETY: ggml's type of the table whose blocks the row is made of.
+    let block = unsafe { sys::ggml_blck_size(ty) };
+    // SAFETY: takes numbers.
+    let bytes = unsafe { ffi::skippy_packed_bytes(i32::try_from(ty).unwrap_or(-1), k) };
+    (bytes > 0 && block > 0 && k % block == 0).then_some(bytes)
 }
 
 /// Parts into which the keys of `n` tokens are cut, so that `threads` threads have work.

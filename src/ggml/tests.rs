@@ -5,6 +5,7 @@ mod experts;
 mod faults;
 mod index;
 mod leaves;
+mod packed;
 mod rows;
 mod select;
 

@@ -1,4 +1,5 @@
-//! `mul_mat_rows` has, column by column, the bits of ggml's product with that column alone, or for Q8_0 better ones.
+//! `mul_mat_rows` has, column by column, the bits of ggml's product with that column alone, but for the
+//! types that have kernels of their own: those of the kernel with that column alone.
 
 use super::*;
 
@@ -27,8 +28,8 @@ fn check_counts(ty: GgmlType, k: u64, m: u64, counts: &[usize]) {
     let single: Vec<Vec<f32>> = data
         .chunks(column)
         .map(|data| {
-            // A column of Q8_0 is rounded to more bits here than ggml has.
-            let own = ty == GgmlType::Q8_0;
+            // A column of Q8_0 is rounded to more bits here than ggml has; sums of Q4_K have another order.
+            let own = [GgmlType::Q8_0, GgmlType::Q4_K].contains(&ty);
             f32s(1, &leaves, |g, w| {
                 let (w, x) = (g.leaf(&w[0]), columns(g, data, k as i64, 1));
                 if own { g.mul_mat_rows(w, x) } else { g.mul_mat(w, x) }

@@ -28,7 +28,7 @@ pub(super) type Lists<'g> = Vec<Vec<Tensor<'g>>>;
 impl<'a, 'g> Pass<'a, 'g> {
     /// weight x columns.
     pub(super) fn mm(&self, w: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
-        if self.few { self.g.mul_mat_rows(w, x) } else { self.g.mul_mat(w, x) }
+        if self.few { self.g.mul_mat_rows(w, x) } else { self.g.mul_mat_many(w, x) }
     }
 
     /// Hidden rows `[n_embd, n]` through `layer`. `lists` is replaced on full layers and read on shared ones.
@@ -182,6 +182,10 @@ impl<'a, 'g> Pass<'a, 'g> {
             }
             Ffn::Experts { router, bias, routed, shared } => {
                 let bias = bias.as_ref().map(|bias| g.leaf(bias));
+                let logits = self.mm(g.leaf(router), normed);
+                if let Some(out) = self.packed_experts(x, normed, logits, bias, routed, shared.as_ref()) {
+                    return out;
+                }
                 let routed = self.experts(normed, g.leaf(router), bias, routed);
                 match shared {
                     Some(shared) => g.add(routed, self.glu(normed, shared)),
@@ -209,6 +213,23 @@ impl<'a, 'g> Pass<'a, 'g> {
         let weights = (d.expert_scale, if d.expert_norm { MIN_WEIGHT_SUM } else { 0.0 });
         let shared = shared.map(|shared| g.leaf(&shared.down));
         g.experts_outer((inner, ids, logits, x), g.leaf(&routed.down), shared, weights)
+    }
+
+    /// The same of many rows, where the types of all weights have kernels for that.
+    fn packed_experts(
+        &self,
+        x: Tensor<'g>,
+        normed: Tensor<'g>,
+        logits: Tensor<'g>,
+        bias: Option<Tensor<'g>>,
+        routed: &'g Glu,
+        shared: Option<&'g Glu>,
+    ) -> Option<Tensor<'g>> {
+        let (g, d) = (self.g, self.dims);
+        let all = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up), g.leaf(&glu.down)];
+        let ids = g.route(logits, bias, d.experts_used);
+        let weights = (d.expert_scale, if d.expert_norm { MIN_WEIGHT_SUM } else { 0.0 });
+        g.experts_many((normed, ids, logits, x), all(routed), shared.map(all), weights)
     }
 
     fn glu(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {

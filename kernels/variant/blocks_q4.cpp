@@ -1,0 +1,158 @@
+// Q4_K on AVX2. ggml unpacks the weights anew for every column; here four columns share it, which is most of the work. Sums of
+// a block are integers and so exact; those of the blocks are added in their order, for each column by itself.
+
+#include "blocks_q4.h"
+
+namespace skippy {
+namespace SKIPPY_VARIANT {
+
+#ifdef SKIPPY_Q4_AVX2
+
+namespace {
+
+constexpr uint32_t SIX = 0x3f3f3f3f, FOUR = 0x0f0f0f0f, TWO = 0x03030303;
+
+// Part scales and part leasts of a block, as 16 bits. Four of each lie whole in the low six bits of the first eight bytes; of the
+// others, the low four bits are in the last four bytes and the high two above the first ones.
+struct Parts {
+    __m128i scales;
+    __m128i leasts;
+
+    explicit Parts(const uint8_t * packed) {
+        uint32_t word[3];
+        memcpy(word, packed, sizeof word);
+        const uint64_t low_scales = word[0] & SIX, low_leasts = word[1] & SIX;
+        const uint64_t high_scales = (word[2] & FOUR) | (word[0] >> 6 & TWO) << 4;
+        const uint64_t high_leasts = (word[2] >> 4 & FOUR) | (word[1] >> 6 & TWO) << 4;
+        scales = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long) (low_scales | high_scales << 32)));
+        leasts = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long) (low_leasts | high_leasts << 32)));
+    }
+};
+
+inline float total_of(__m256 v) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+// One row with COLUMNS columns.
+template <int COLUMNS>
+inline void row(const BlockQ4 * blocks, int64_t n, const ColumnBlock * const * columns, float * totals) {
+    const __m256i low = _mm256_set1_epi8(0x0f), next = _mm256_set1_epi8(2);
+    __m256        sum[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) {
+        sum[c] = _mm256_setzero_ps();
+    }
+    for (int64_t b = 0; b < n; ++b) {
+        const BlockQ4 & block = blocks[b];
+        const Parts     parts(block.parts);
+        const __m256i   scales = _mm256_broadcastsi128_si256(parts.scales);
+        // Which part's scale a shuffle puts everywhere.
+        __m256i pick = _mm256_set1_epi16(0x0100);
+        __m256i whole[COLUMNS];
+        for (int c = 0; c < COLUMNS; ++c) {
+            whole[c] = _mm256_setzero_si256();
+        }
+        for (int64_t pair = 0; pair < PARTS; pair += 2) {
+            const __m256i packed = _mm256_loadu_si256((const __m256i *) block.quants + pair / 2);
+            const __m256i first = _mm256_and_si256(packed, low), second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
+            const __m256i a = _mm256_shuffle_epi8(scales, pick), z = _mm256_shuffle_epi8(scales, _mm256_add_epi8(pick, next));
+            pick            = _mm256_add_epi8(pick, _mm256_add_epi8(next, next));
+            for (int c = 0; c < COLUMNS; ++c) {
+                const __m256i * x = (const __m256i *) columns[c][b].quants + pair;
+                const __m256i   p = _mm256_madd_epi16(a, _mm256_maddubs_epi16(first, _mm256_loadu_si256(x)));
+                const __m256i   q = _mm256_madd_epi16(z, _mm256_maddubs_epi16(second, _mm256_loadu_si256(x + 1)));
+                whole[c]          = _mm256_add_epi32(whole[c], _mm256_add_epi32(p, q));
+            }
+        }
+        const float scale = _cvtsh_ss(block.scale), least = _cvtsh_ss(block.least);
+        for (int c = 0; c < COLUMNS; ++c) {
+            const ColumnBlock & column = columns[c][b];
+            const __m128i under = _mm_madd_epi16(parts.leasts, _mm_loadu_si128((const __m128i *) column.sums));
+            const __m256  minus = _mm256_zextps128_ps256(_mm_cvtepi32_ps(under));
+            sum[c] = _mm256_fmadd_ps(_mm256_set1_ps(scale * column.scale), _mm256_cvtepi32_ps(whole[c]), sum[c]);
+            sum[c] = _mm256_fnmadd_ps(_mm256_set1_ps(least * column.scale), minus, sum[c]);
+        }
+    }
+    for (int c = 0; c < COLUMNS; ++c) {
+        totals[c] = total_of(sum[c]);
+    }
+}
+
+template <int COLUMNS>
+void several(
+        const char * first, int64_t stride, int64_t rows, int64_t blocks, const ColumnBlock * const * columns,
+        float * const * out) {
+    for (int64_t m = 0; m < rows; ++m) {
+        float totals[COLUMNS];
+        row<COLUMNS>((const BlockQ4 *) (first + m * stride), blocks, columns, totals);
+        for (int c = 0; c < COLUMNS; ++c) {
+            out[c][m] = totals[c];
+        }
+    }
+}
+
+// Rows that stay in the second cache while all columns pass by.
+constexpr int64_t ROWS_AT_ONCE = 16;
+
+} // namespace
+
+void pack_column(const float * x, int64_t K, ColumnBlock * to) {
+    const __m256  sign = _mm256_set1_ps(-0.0f);
+    const __m256i ones = _mm256_set1_epi8(1), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int64_t b = 0; b < K / SUPER; ++b, x += SUPER, ++to) {
+        __m256 most = _mm256_setzero_ps(), none = _mm256_setzero_ps();
+        for (int64_t i = 0; i < SUPER; i += 8) {
+            const __m256 v = _mm256_loadu_ps(x + i);
+            most           = _mm256_max_ps(most, _mm256_andnot_ps(sign, v));
+            none           = _mm256_fmadd_ps(v, _mm256_setzero_ps(), none);
+        }
+        __m128 half         = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+        half                = _mm_max_ps(half, _mm_movehl_ps(half, half));
+        const float  top     = _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+        const __m256 inverse = _mm256_set1_ps(top > 0.0f ? 127.0f / top : 0.0f);
+        for (int64_t part = 0; part < PARTS; ++part) {
+            const float * from = x + 32 * part;
+            const auto    eight = [&](int64_t i) {
+                return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i), inverse));
+            };
+            // The packs work on halves of a register each; the permutation puts fours of elements in their order.
+            const __m256i words  = _mm256_packs_epi32(eight(0), eight(8)), others = _mm256_packs_epi32(eight(16), eight(24));
+            const __m256i quants = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, others), order);
+            _mm256_storeu_si256((__m256i *) to->quants + part, quants);
+            const __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, quants), _mm256_set1_epi16(1));
+            __m128i       sums  = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+            sums                = _mm_hadd_epi32(sums, sums);
+            to->sums[part]      = (int16_t) _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
+        }
+        // What is no number makes the scale none, and so every product.
+        to->scale = top / 127.0f + total_of(none);
+    }
+}
+
+void multiply_q4(
+        const char * first, int64_t stride, int64_t rows, int64_t blocks, const ColumnBlock * const * columns, int64_t n,
+        float * const * out) {
+    for (int64_t done = 0; done < rows; done += ROWS_AT_ONCE) {
+        const int64_t count = least(ROWS_AT_ONCE, rows - done);
+        const char *  from  = first + done * stride;
+        int64_t       c     = 0;
+        const auto    take  = [&](int columns_at_once, auto several) {
+            for (; c + columns_at_once <= n; c += columns_at_once) {
+                float * to[4];
+                for (int i = 0; i < columns_at_once; ++i) {
+                    to[i] = out[c + i] + done;
+                }
+                several(from, stride, count, blocks, columns + c, to);
+            }
+        };
+        take(4, several<4>);
+        take(2, several<2>);
+        take(1, several<1>);
+    }
+}
+
+#endif
+
+} // namespace SKIPPY_VARIANT
+} // namespace skippy
