@@ -10,7 +10,7 @@ use crate::{
     policy::{Exhibit, Overrides, Resolver, ResolverConfig},
     stage::{
         StageEngine,
-        dsa::{self, DraftAttention, DsaStage, DsaStageError, DsaStageOptions},
+        dsa::{self, DraftAttention, DsaStage, DsaStageError, DsaStageOptions, Switches},
         families::{self, CutError},
         llama::{LlamaStage, LlamaStageError, LlamaStageOptions, load_vocabulary},
         local_chain::{ChainError, LocalChain},
@@ -210,7 +210,7 @@ impl EngineOptions {
                 Engine::Dsa => {
                     let own = Arc::new(self.resolver(&files, generation)?);
                     resolver.get_or_insert_with(|| own.clone());
-                    let stage = DsaStage::load(files, pool.clone(), own, &self.dsa());
+                    let stage = DsaStage::load(files, pool.clone(), own.clone(), &self.dsa(&own));
                     engines.push(Box::new(stage.map_err(|source| EngineError::Dsa { layers, source })?));
                 }
             }
@@ -223,9 +223,16 @@ impl EngineOptions {
         Ok(LoadedChain { chain, text, resolver })
     }
 
-    pub(super) fn dsa(&self) -> DsaStageOptions {
+    pub(super) fn dsa(&self, resolver: &Resolver) -> DsaStageOptions {
         let LlamaStageOptions { n_ctx_seq, n_batch, n_seq_max, cache_type_k, .. } = self.llama;
-        DsaStageOptions { n_ctx_seq, n_batch, n_seq_max, cache_type: cache_type_k, drafts: self.drafts }
+        DsaStageOptions {
+            n_ctx_seq,
+            n_batch,
+            n_seq_max,
+            cache_type: cache_type_k,
+            drafts: self.drafts,
+            switches: Switches::of(resolver),
+        }
     }
 
     pub(super) fn resolver(

@@ -10,14 +10,21 @@ use skippy_stage::{
     llama::KvType,
     stage::{
         Boundary, DraftRow, Purpose, Row, SeqId, StageBatch, StageEngine, StageError, StageInput,
-        dsa::{DraftAttention, DsaStage, DsaStageError, DsaStageOptions},
+        dsa::{DraftAttention, DsaStage, DsaStageError, DsaStageOptions, Switches},
     },
 };
 
 const LAYERS: u32 = dsa::LAYERS;
 
 fn options(cache_type: KvType) -> DsaStageOptions {
-    DsaStageOptions { n_ctx_seq: 64, n_batch: 48, n_seq_max: 3, cache_type, drafts: Some(DraftAttention::Sparse) }
+    DsaStageOptions {
+        n_ctx_seq: 64,
+        n_batch: 48,
+        n_seq_max: 3,
+        cache_type,
+        drafts: Some(DraftAttention::Sparse),
+        switches: Switches::default(),
+    }
 }
 
 fn whole(package: &TestPackage) -> DsaStage {

@@ -11,14 +11,21 @@ use skippy_stage::{
     policy::Path,
     stage::{
         Boundary, DraftRow, Purpose, Row, SeqId, Span, StageBatch, StageEngine, StageInput, StageOutput,
-        dsa::{DraftAttention, DsaStage, DsaStageOptions},
+        dsa::{DraftAttention, DsaStage, DsaStageOptions, Switches},
     },
 };
 
 const LAYERS: u32 = dsa::LAYERS;
 
 fn options(cache_type: KvType) -> DsaStageOptions {
-    DsaStageOptions { n_ctx_seq: 64, n_batch: 48, n_seq_max: 3, cache_type, drafts: Some(DraftAttention::Sparse) }
+    DsaStageOptions {
+        n_ctx_seq: 64,
+        n_batch: 48,
+        n_seq_max: 3,
+        cache_type,
+        drafts: Some(DraftAttention::Sparse),
+        switches: Switches::default(),
+    }
 }
 
 /// Whatever the weights are, passes end: prompts by every path, decoding beside others, verify windows, drafts.

@@ -13,13 +13,20 @@ use skippy_stage::{
     policy::{Path, Phase, Reason, Resolver, ResolverConfig},
     stage::{
         Purpose, SeqId, Span, StageBatch, StageEngine, StageInput,
-        dsa::{DraftAttention, DsaStage, DsaStageOptions},
+        dsa::{DraftAttention, DsaStage, DsaStageOptions, Switches},
     },
 };
 use std::sync::Arc;
 
 fn options(cache_type: KvType) -> DsaStageOptions {
-    DsaStageOptions { n_ctx_seq: 256, n_batch: 256, n_seq_max: 2, cache_type, drafts: None }
+    DsaStageOptions {
+        n_ctx_seq: 256,
+        n_batch: 256,
+        n_seq_max: 2,
+        cache_type,
+        drafts: None,
+        switches: Switches::default(),
+    }
 }
 
 /// Logits of a prompt of `cut` tokens, and of those behind it one by one.

@@ -21,6 +21,8 @@ mod dsa_parity;
 #[cfg(feature = "engine")]
 mod dsa_policy;
 #[cfg(feature = "engine")]
+mod dsa_switches;
+#[cfg(feature = "engine")]
 mod grammar;
 #[cfg(feature = "engine")]
 mod greedy;

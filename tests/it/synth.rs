@@ -12,7 +12,7 @@ use skippy_stage::{
     policy::Resolver,
     stage::{
         Boundary, Row, SeqId, StageBatch, StageEngine, StageInput, StageOutput,
-        dsa::{DsaStage, DsaStageOptions},
+        dsa::{DsaStage, DsaStageOptions, Switches},
         llama::{LlamaStage, LlamaStageOptions},
     },
 };
@@ -74,7 +74,14 @@ impl Slice {
 
     /// The layers in the `dsa` and in the `llama` engine.
     fn engines(&self, layers: &str, cache: KvType) -> [Box<dyn StageEngine>; 2] {
-        let options = DsaStageOptions { n_ctx_seq: 256, n_batch: 256, n_seq_max: 1, cache_type: cache, drafts: None };
+        let options = DsaStageOptions {
+            n_ctx_seq: 256,
+            n_batch: 256,
+            n_seq_max: 1,
+            cache_type: cache,
+            drafts: None,
+            switches: Switches::default(),
+        };
         let dsa = DsaStage::load(self.files(layers), pool(), Arc::new(Resolver::default()), &options).unwrap();
         let options = LlamaStageOptions {
             n_ctx_seq: 256,

@@ -1,6 +1,6 @@
 //! Which build on which machine has measured, and whether that is this one.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,12 @@ use crate::{
     package::hash_file,
     policy::{Backend, Capability},
 };
+
+/// The running executable. On Linux the link of the kernel's, which leads to it even when an update has replaced the file.
+fn executable() -> io::Result<PathBuf> {
+    let link = PathBuf::from("/proc/self/exe");
+    if link.exists() { Ok(link) } else { std::env::current_exe() }
+}
 
 /// A build on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +60,7 @@ impl Origin {
     /// # Errors
     /// When the executable cannot be read.
     pub fn here(capability: &Capability, threads: u32) -> io::Result<Self> {
-        let digest = hash_file(&std::env::current_exe()?, &|_| {})?;
+        let digest = hash_file(&executable()?, &|_| {})?;
         Ok(Self { binary_sha256: digest.to_string(), ..Self::unhashed(capability, threads) })
     }
 

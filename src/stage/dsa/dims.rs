@@ -1,5 +1,6 @@
 //! The numbers of a model, as the graphs need them.
 
+use super::Switches;
 use crate::{
     ggml,
     package::glm_dsa::{Config, IndexerRope, Scaling},
@@ -32,6 +33,8 @@ pub(super) struct Dims {
     pub(super) indexer_scale: f32,
     pub(super) rotary: ggml::Rope,
     pub(super) indexer_rotary: ggml::Rope,
+    /// Which experimental forms the graphs have.
+    pub(super) switches: Switches,
 }
 
 impl Dims {
@@ -73,6 +76,7 @@ impl Dims {
             indexer_scale: 1.0 / indexer.sqrt(),
             rotary,
             indexer_rotary,
+            switches: Switches::default(),
         }
     }
 

@@ -38,7 +38,7 @@ use crate::{
 use cache::Cache;
 use dims::Dims;
 use mtp::Drafts;
-pub use options::{DraftAttention, DsaStageError, DsaStageOptions};
+pub use options::{DraftAttention, DsaStageError, DsaStageOptions, Switches};
 use out::Out;
 use std::sync::Arc;
 use weights::Weights;
@@ -74,6 +74,8 @@ pub struct DsaStage {
     rows_held: Vec<u32>,
     decisions: Vec<SpanDecision>,
     told: held::Told,
+    /// Operations of the graphs of the last pass.
+    operations: usize,
     /// Results of the last pass, in batch order.
     out: Out,
 }
@@ -94,7 +96,7 @@ impl DsaStage {
         if range.start() >= config.trunk_layers {
             return Err(DsaStageError::NoTrunk { layers: range, trunk: config.trunk_layers });
         }
-        let dims = Dims::new(&config);
+        let dims = Dims { switches: options.switches, ..Dims::new(&config) };
         let weights = Weights::load(files, &config)?;
         let n_batch = options.n_batch.max(options.n_seq_max);
         let has_draft_head = weights.mtp.is_some() && options.drafts.is_some();
@@ -136,6 +138,7 @@ impl DsaStage {
             rows_held,
             decisions: Vec::new(),
             told: held::Told::default(),
+            operations: 0,
             out: Out::default(),
         })
     }
@@ -148,6 +151,11 @@ impl DsaStage {
     /// Bytes of one position in the cache: attention rows, then indexer keys, of all layers of the stage.
     pub fn cache_bytes_per_position(&self) -> (usize, usize) {
         self.cache.bytes_per_position()
+    }
+
+    /// Operations of the graphs of the last pass, which switches and paths change.
+    pub fn operations(&self) -> usize {
+        self.operations
     }
 
     /// Whether the first layer takes its selection from the stage before.

@@ -4,7 +4,8 @@ use crate::{
     ggml::GgmlError,
     gguf::GgmlType,
     llama::KvType,
-    package::{LayerRange, glm_dsa::ContractError},
+    package::{LayerRange, generation::Switch, glm_dsa::ContractError},
+    policy::{Path, Resolver},
 };
 
 /// How the MTP block attends. Measured on the bundled model, both foresee equally well (0.83 and 0.83 of greedy tokens
@@ -31,6 +32,38 @@ pub struct DsaStageOptions {
     pub cache_type: KvType,
     /// How to draft; `None` leaves the MTP block out.
     pub drafts: Option<DraftAttention>,
+    /// Experimental switches.
+    pub switches: Switches,
+}
+
+/// The experimental switches that are open. The results are the same up to rounding either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// Path compact-flash attends to the selected rows where they lie, in one kernel, in place of gathering them first.
+    pub selected_row_flash: bool,
+    /// In passes of many rows, route weights are applied before the down projection of the routed experts.
+    pub moe_weighted_down: bool,
+    /// In passes of many rows, gate and up of the shared expert are one operation.
+    pub moe_merged_shared_gate_up: bool,
+}
+
+impl Switches {
+    /// Those that the package declares and evidence opens.
+    pub fn of(resolver: &Resolver) -> Self {
+        Self {
+            selected_row_flash: resolver.is_open(Switch::SelectedRowFlash),
+            moe_weighted_down: resolver.is_open(Switch::MoeWeightedDown),
+            moe_merged_shared_gate_up: resolver.is_open(Switch::MoeMergedSharedGateUp),
+        }
+    }
+
+    /// How attention runs where `path` is decided. The fused form of compact-flash is what direct-sparse runs.
+    pub(super) fn executed(self, path: Path) -> Path {
+        match path {
+            Path::CompactFlash if self.selected_row_flash => Path::DirectSparse,
+            path => path,
+        }
+    }
 }
 
 impl KvType {

@@ -40,6 +40,7 @@ impl DsaStage {
     pub(super) fn run(&mut self, batch: &StageBatch<'_>) -> Result<(), StageError> {
         let groups = self.groups(batch);
         self.out.clear(batch.rows, &self.shape, self.config.top_k as usize);
+        self.operations = 0;
         for group in &groups {
             let outcome = self.run_group(batch, group);
             outcome.map_err(|error| StageError::Engine(error.to_string()))?;
@@ -75,7 +76,7 @@ impl DsaStage {
                 pos: i64::from(rows[0].pos),
                 first: group.n as i64,
                 n: rows.len() as i64,
-                path: decided.decision.selected,
+                path: self.dims.switches.executed(decided.decision.selected),
                 unselected: false,
             };
             group.n += rows.len();
@@ -136,6 +137,7 @@ impl DsaStage {
                 }
             }
         }
+        self.operations += g.len();
         drop(g);
         self.flush_drafts()
     }

@@ -42,7 +42,14 @@ fn stage() -> DsaStage {
     let package = Package::open(&out_dir).unwrap();
     let selection = package.select(LayerRange::new(0, 7).unwrap()).unwrap();
     let files = package.load(&selection, Verify::SizesOnly).unwrap();
-    let options = DsaStageOptions { n_ctx_seq: 256, n_batch: 256, n_seq_max: 1, cache_type: KvType::F32, drafts: None };
+    let options = DsaStageOptions {
+        n_ctx_seq: 256,
+        n_batch: 256,
+        n_seq_max: 1,
+        cache_type: KvType::F32,
+        drafts: None,
+        switches: Switches::default(),
+    };
     let pool = Arc::new(Threadpool::new(1).unwrap());
     DsaStage::load(files, pool, Arc::new(Resolver::default()), &options).unwrap()
 }

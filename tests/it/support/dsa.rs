@@ -8,7 +8,7 @@ use skippy_stage::{
     policy::{Path, Resolver},
     stage::{
         Purpose, Row, SeqId, Span, StageBatch, StageEngine, StageInput, StageOutput,
-        dsa::{DraftAttention, DsaStage, DsaStageError, DsaStageOptions},
+        dsa::{DraftAttention, DsaStage, DsaStageError, DsaStageOptions, Switches},
         local_chain::LocalChain,
     },
 };
@@ -51,7 +51,14 @@ impl Reference {
 
 /// Layers `start..end` with an f32 cache.
 pub(crate) fn range(package: &TestPackage, start: u32, end: u32, drafts: Option<DraftAttention>) -> DsaStage {
-    let options = DsaStageOptions { n_ctx_seq: 256, n_batch: 256, n_seq_max: 4, cache_type: KvType::F32, drafts };
+    let options = DsaStageOptions {
+        n_ctx_seq: 256,
+        n_batch: 256,
+        n_seq_max: 4,
+        cache_type: KvType::F32,
+        drafts,
+        switches: Switches::default(),
+    };
     load(package, start, end, &options).unwrap()
 }
 

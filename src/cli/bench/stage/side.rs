@@ -67,7 +67,8 @@ impl Side {
     ) -> anyhow::Result<Self> {
         let (files, options) = (files(package, layers)?, options(limits, EngineChoice::Dsa));
         let resolver = Arc::new(options.resolver(&files, package.manifest().generation.as_ref())?);
-        let engine = DsaStage::load(files, pool.clone(), resolver, &options.dsa())?;
+        let options = options.dsa(&resolver);
+        let engine = DsaStage::load(files, pool.clone(), resolver, &options)?;
         Self::new(Box::new(engine), CachedRows::dsa_state)
     }
 

@@ -6,7 +6,7 @@ mod upstream;
 
 pub use attention::{AttentionLayer, Shape, Variant};
 
-use super::dims::Dims;
+use super::{Switches, dims::Dims};
 use crate::ggml::Rope;
 use std::time::Duration;
 
@@ -70,5 +70,6 @@ fn glm_5_2() -> Dims {
         indexer_scale: 1.0 / 64.0,
         rotary,
         indexer_rotary: rotary,
+        switches: Switches::default(),
     }
 }
