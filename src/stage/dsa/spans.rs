@@ -14,8 +14,8 @@ pub(super) const FEW_ROWS: usize = 16;
 
 /// Bytes of selected rows that one chunk of `compact-flash` gathers at most; a row that selects more is a chunk alone.
 const COMPACT_BYTES: i64 = 64 << 20;
-/// Bytes of scores of one chunk at most; a row that sees more is a chunk alone.
-const SCORE_BYTES: i64 = 16 << 20;
+/// Bytes of the f16 mask of one chunk at most, where there is one; a row that sees more is a chunk alone.
+const MASK_BYTES: i64 = 8 << 20;
 /// Rows of a chunk at most: more would not make the indexer's pass over the keys cheaper.
 const CHUNK_ROWS: i64 = 64;
 
@@ -85,29 +85,13 @@ pub(super) fn chunks(dims: &Dims, work: &SpanWork, few: bool) -> (i64, Vec<(i64,
 }
 
 fn chunk_rows(dims: &Dims, work: &SpanWork) -> i64 {
-    let n_kv = work.pos + work.n;
     let rows = match work.path {
         Path::CompactFlash => COMPACT_BYTES / (dims.top_k * dims.row() * 4),
-        Path::SparseChunked | Path::Dense | Path::DirectSparse | Path::Fallback => CHUNK_ROWS,
+        // Neither the indexer nor attention on a list holds anything as long as the context.
+        Path::SparseChunked | Path::DirectSparse => CHUNK_ROWS,
+        Path::Dense | Path::Fallback => MASK_BYTES / ((work.pos + work.n) * 2),
     };
-    rows.min(SCORE_BYTES / (n_kv * 4)).clamp(1, CHUNK_ROWS)
-}
-
-impl<'g> Chunk<'g> {
-    /// The chunk of `n` rows from `first` on, of a span that does `work`.
-    pub(super) fn new(g: &Graph<'g>, dims: &Dims, work: &SpanWork, few: bool, (first, n): (i64, i64)) -> Self {
-        let visible: Vec<i32> = (0..n).map(|row| (work.pos + first + row + 1) as i32).collect();
-        // Rounded up where one row comes after the other, so that the buffers of a growing sequence seldom change; what is
-        // not visible is never selected. Not for many rows: with those, flash attention multiplies hidden rows by 0, which
-        // does not take away what is no number.
-        let end = work.pos + first + n;
-        let n_kv = if few { ((end + KV_STEP - 1) / KV_STEP * KV_STEP).min(work.room) } else { end };
-        let gathered = (work.path == Path::CompactFlash).then(|| {
-            let places: Vec<i32> = (0..(n * dims.top_k) as i32).collect();
-            g.input_i32(&places, [dims.top_k, n])
-        });
-        Self { first, n, n_kv, visible: g.input_i32(&visible, [n, 1]), gathered }
-    }
+    rows.clamp(1, CHUNK_ROWS)
 }
 
 impl<'g> SpanPlan<'g> {
