@@ -94,6 +94,23 @@ fn chunk_rows(dims: &Dims, work: &SpanWork) -> i64 {
     rows.clamp(1, CHUNK_ROWS)
 }
 
+impl<'g> Chunk<'g> {
+    /// The chunk of `n` rows from `first` on, of a span that does `work`.
+    pub(super) fn new(g: &Graph<'g>, dims: &Dims, work: &SpanWork, few: bool, (first, n): (i64, i64)) -> Self {
+        let visible: Vec<i32> = (0..n).map(|row| (work.pos + first + row + 1) as i32).collect();
+        // Rounded up where one row comes after the other, so that the buffers of a growing sequence seldom change; what is
+        // not visible is never selected. Not for many rows: with those, flash attention multiplies hidden rows by 0, which
+        // does not take away what is no number.
+        let end = work.pos + first + n;
+        let n_kv = if few { ((end + KV_STEP - 1) / KV_STEP * KV_STEP).min(work.room) } else { end };
+        let gathered = (work.path == Path::CompactFlash).then(|| {
+            let places: Vec<i32> = (0..(n * dims.top_k) as i32).collect();
+            g.input_i32(&places, [dims.top_k, n])
+        });
+        Self { first, n, n_kv, visible: g.input_i32(&visible, [n, 1]), gathered }
+    }
+}
+
 impl<'g> SpanPlan<'g> {
     pub(super) fn new(g: &Graph<'g>, dims: &Dims, work: SpanWork, few: bool) -> Self {
         let (covered, pieces) = chunks(dims, &work, few);
