@@ -13,7 +13,8 @@ bool cpu_has(int32_t isa) {
         case SKIPPY_ISA_PORTABLE: return true;
 #ifdef SKIPPY_HAS_AVX2
         case SKIPPY_ISA_AVX2:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+            // F16C is older than AVX2, and not every compiler can ask for it.
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         case SKIPPY_ISA_AVX512:
             return cpu_has(SKIPPY_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

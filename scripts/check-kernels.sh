@@ -60,7 +60,7 @@ while [ "$(jobs -pr | wc -l)" -gt 0 ]; do wait -n; done
 
 # A function that the linker merges across variants would run with the wrong instructions on some machine.
 for variant in "${variants[@]}"; do
-    shared=$(nm -C "$out/$variant"-*.o | grep -E ' [WVu] ' | grep -vE "skippy::$variant::|__odr_asan|asan|ubsan|DW\.ref" || true)
+    shared=$(nm -C "$out/$variant"-*.o | grep -E ' [Wu] ' | grep -vE "skippy::$variant::|__odr_asan|asan|ubsan|DW\.ref" || true)
     if [ -n "$shared" ]; then
         echo "$variant: the linker may take these from another variant:" >&2
         echo "$shared" >&2

@@ -187,7 +187,7 @@ const std::vector<Named> & variants() {
     static const std::vector<Named> all = [] {
         std::vector<Named> all = { { "portable", &skippy_variant_portable } };
 #if defined(__x86_64__)
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
             all.push_back({ "avx2", &skippy_variant_avx2 });
             if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
