@@ -92,6 +92,7 @@ int64_t skippy_packed_bytes(int32_t type, int64_t K) {
 SKIPPY_OPERATION(matmul_rows)
 SKIPPY_OPERATION(route)
 SKIPPY_OPERATION(experts_inner)
+SKIPPY_OPERATION(glu)
 SKIPPY_OPERATION(experts_outer)
 SKIPPY_OPERATION(index_select)
 SKIPPY_OPERATION(index_candidates)

@@ -13,6 +13,7 @@ struct Variant {
     Operation * matmul_rows;
     Operation * route;
     Operation * experts_inner;
+    Operation * glu;
     Operation * experts_outer;
     Operation * index_select;
     Operation * index_candidates;

@@ -128,6 +128,11 @@ void skippy_op_route(struct ggml_tensor * dst, int ith, int nth, void * userdata
 // src: x f32 [K, n], ids i32 [used, n] below E, gate and up [K, F, E], optionally shared gate and up [K, S].
 void skippy_op_experts_inner(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
+// Gate and up of one expert for any number of rows: dst f32 [S, n] = silu(gate x) * (up x), a few rows at a time. A row has the
+// same bits whatever rows stand beside it.
+// src: x f32 [K, n] (elements of a row contiguous), gate and up [K, S].
+void skippy_op_glu(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+
 // Second half: dst f32 [N, n] = sum of weight * (down inner) in the order of the ids, + shared down, + residual. Weights are
 // sigmoid(logit), divided by their sum, or by `least` if that is larger, and scaled.
 // src: inner f32 [used * F + S, n], ids i32 [used, n], logits f32 [E, n], residual f32 [N, n], down [F, N, E], optionally

@@ -111,6 +111,10 @@ void experts(Bytes & bytes) {
                       named.name, out2.data<float>()[i], out.data<float>()[i]);
             }
         }
+        Tensor merged(GGML_TYPE_F32, std::max<int64_t>(S, 1), n);
+        if (shared) {
+            run(named.variant->glu, merged, { &x, &shared_gate, &shared_up }, threads);
+        }
         for (int64_t t = 0; t < n; ++t) {
             const int32_t * chosen = ids.data<int32_t>() + t * used;
             const auto      rank   = [&](int64_t e) { return sigmoid(vl[t * E + e]) + (biased ? vb[e] : 0.0f); };
@@ -132,6 +136,10 @@ void experts(Bytes & bytes) {
                 const double expected = i < used * F ? glu(g, u, chosen[i / F] * F + i % F) : glu(sg, su, i - used * F);
                 CHECK(std::fabs(got_inner[i] - expected) <= inner_tolerance, "%s: inner %g is not %g", named.name, got_inner[i],
                       expected);
+            }
+            // The same operations in the same order: the same bits.
+            for (int64_t i = 0; i < S; ++i) {
+                CHECK(merged.data<float>()[t * S + i] == got_inner[used * F + i], "%s: merged", named.name);
             }
             double sum = 0.0;
             for (int64_t i = 0; i < used; ++i) {

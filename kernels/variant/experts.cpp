@@ -18,6 +18,8 @@ struct WhichTag;
 struct OutTag;
 struct UpTag;
 
+constexpr int64_t MOST_COLUMNS = 16; // of many, at a time
+
 // Columns for matrices of several types, packed once for each type.
 class Packs {
   public:
@@ -143,6 +145,36 @@ void experts_inner(ggml_tensor * dst, int ith, int nth, void *) {
         }
         if (share.begin < share.end) {
             both(shared_gate, shared_up, 0, share, n);
+        }
+    }
+}
+
+void glu(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * x    = dst->src[0];
+    const ggml_tensor * gate = dst->src[1];
+    const ggml_tensor * up   = dst->src[2];
+    const int64_t       K = x->ne[0], n = x->ne[1];
+    const Share         share  = row_share(gate->ne[1], ith, nth);
+    const int64_t       length = share.end - share.begin;
+    if (length == 0) {
+        return;
+    }
+    float * memory = scratch<UpsTag>(MOST_COLUMNS * length);
+    for (int64_t first = 0; first < n; first += MOST_COLUMNS) {
+        const int64_t count = least(MOST_COLUMNS, n - first);
+        Packs         packs(K, count, (const float *) ((const char *) x->data + first * x->nb[1]), x->nb[1] / sizeof(float));
+        int32_t       which[MOST_COLUMNS];
+        float *       gates[MOST_COLUMNS];
+        float *       ups[MOST_COLUMNS];
+        for (int64_t c = 0; c < count; ++c) {
+            which[c] = (int32_t) c;
+            gates[c] = (float *) ((char *) dst->data + (first + c) * dst->nb[1]);
+            ups[c]   = memory + c * length - share.begin;
+        }
+        multiply(Matrix(gate), share.begin, share.end, packs.of(gate->type), which, count, gates);
+        multiply(Matrix(up), share.begin, share.end, packs.of(up->type), which, count, ups);
+        for (int64_t c = 0; c < count; ++c) {
+            swiglu(gates[c] + share.begin, ups[c] + share.begin, length);
         }
     }
 }

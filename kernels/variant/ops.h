@@ -11,6 +11,7 @@ namespace SKIPPY_VARIANT {
 void matmul_rows(ggml_tensor * dst, int ith, int nth, void * userdata);
 void route(ggml_tensor * dst, int ith, int nth, void * userdata);
 void experts_inner(ggml_tensor * dst, int ith, int nth, void * userdata);
+void glu(ggml_tensor * dst, int ith, int nth, void * userdata);
 void experts_outer(ggml_tensor * dst, int ith, int nth, void * userdata);
 void index_select(ggml_tensor * dst, int ith, int nth, void * userdata);
 void index_candidates(ggml_tensor * dst, int ith, int nth, void * userdata);

@@ -53,7 +53,8 @@ double fma_rate() {
 using namespace skippy::SKIPPY_VARIANT;
 
 const skippy::Variant SKIPPY_JOIN(skippy_variant_, SKIPPY_VARIANT) = {
-    matmul_rows,   route,     experts_inner, experts_outer, index_select,         index_candidates,
-    index_merge,   list_mask, attend_listed, pack,          matmul_packed,        experts_inner_packed,
-    experts_outer_packed, packed_bytes, fma_rate,
+    matmul_rows,      route,                experts_inner,        glu,          experts_outer,
+    index_select,     index_candidates,     index_merge,          list_mask,    attend_listed,
+    pack,             matmul_packed,        experts_inner_packed, experts_outer_packed,
+    packed_bytes,     fma_rate,
 };

@@ -99,6 +99,16 @@ impl<'g> Graph<'g> {
         self.custom("experts_inner", sound, F32, [width, a[1], 1], &sources, (body, std::ptr::null_mut()))
     }
 
+    /// `silu(gate x) * (up x)` `[F, n]` in one operation; `x` `[K, n]` of any number of rows, `gate` and `up` `[K, F]`. Each
+    /// row has the bits that it has alone.
+    pub fn glu(&self, x: Tensor<'g>, gate: Tensor<'g>, up: Tensor<'g>) -> Tensor<'g> {
+        let (a, f) = (x.shape(), gate.shape());
+        let matrix = |w: &Tensor<'g>| w.shape() == [a[0], f[1], 1, 1] && rows_are_dense(w) && multiplies(w.ty());
+        let sound = matrix(&gate) && matrix(&up) && x.ty() == F32 && rows_are_dense(&x) && a[2] == 1 && a[3] == 1;
+        let body = ffi::skippy_op_glu;
+        self.custom("glu", sound, F32, [f[1], a[1], 1], &[x, gate, up], (body, std::ptr::null_mut()))
+    }
+
     /// Second half: `residual` `[N, n]` + the sum of weight * (down `inner`) in the order of `ids` + shared down. A weight is
     /// `sigmoid(logit)`, divided by the sum of the row's weights, or by `least` if that is larger, and scaled; not divided when
     /// `least` is 0.

@@ -70,6 +70,20 @@ fn each_switch_changes_its_graph_and_no_result() {
     let flash = with(Switches { selected_row_flash: true, ..CLOSED });
     assert!(flash.prompt_operations < closed.prompt_operations);
     assert!(flash.single_operations < closed.single_operations);
+
+    // Products are rounded elsewhere; few rows have one kernel for it anyway.
+    let weighted = with(Switches { moe_weighted_down: true, ..CLOSED });
+    assert_eq!(weighted.prompt_operations, closed.prompt_operations);
+    assert_ne!(bits(&weighted.prompt), bits(&closed.prompt));
+    assert_eq!(weighted.single_operations, closed.single_operations);
+
+    // Gate, up and the product of both are one operation.
+    let merged = with(Switches { moe_merged_shared_gate_up: true, ..CLOSED });
+    assert!(merged.prompt_operations < closed.prompt_operations);
+    assert_eq!(merged.single_operations, closed.single_operations);
+
+    let all = with(Switches { selected_row_flash: true, moe_weighted_down: true, moe_merged_shared_gate_up: true });
+    assert!(all.prompt_operations < merged.prompt_operations.min(flash.prompt_operations));
 }
 
 /// Where decoding and verifying take different ones of these paths, a greedy answer must not depend on it.

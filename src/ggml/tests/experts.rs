@@ -120,6 +120,35 @@ fn rows_do_not_depend_on_their_neighbours_or_on_threads() {
     }
 }
 
+/// More rows than are taken at a time.
+#[test]
+fn gate_and_up_are_one_operation_for_any_number_of_rows() {
+    const MANY: usize = 37;
+    for (ty, tolerance) in [(GgmlType::F32, 1e-6), (GgmlType::Q8_0, 1e-4), (GgmlType::Q4_0, 3e-2)] {
+        let (leaves, weights) = weights(ty);
+        let x = random(7, K * MANY);
+        let run = |threads, x: &[f32]| {
+            f32s(threads, &leaves, |g, w| {
+                g.glu(g.input_f32(x, [K as i64, (x.len() / K) as i64]), g.leaf(&w[3]), g.leaf(&w[4]))
+            })
+            .unwrap()
+        };
+        let got = run(3, &x);
+        let product = |at: usize, row: usize, m: usize| -> f64 {
+            let (weights, x) = (&weights[at][m * K..][..K], &x[row * K..][..K]);
+            weights.iter().zip(x).map(|(a, b)| a * f64::from(*b)).sum()
+        };
+        let largest = got.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+        for (i, got) in got.iter().enumerate() {
+            let (gate, up) = (product(3, i / S, i % S), product(4, i / S, i % S));
+            let off = (f64::from(*got) - gate * sigmoid(gate) * up).abs() / f64::from(largest);
+            assert!(off < tolerance, "{ty}, row {}: off by {off}", i / S);
+        }
+        let alone: Vec<f32> = x.chunks(K).flat_map(|row| run(1, row)).collect();
+        assert_eq!(bits(&got), bits(&alone), "{ty}");
+    }
+}
+
 #[test]
 fn routes() {
     let route = |logits: &[f32], bias: Option<&[f32]>, used: i64| {

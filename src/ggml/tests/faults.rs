@@ -144,6 +144,14 @@ fn mistakes_in_products() {
             |g, k| g.experts_inner(k.x, ids(g), [k.experts, k.experts], Some([k.experts, k.experts])),
             |g, k| g.experts_inner(k.mask, ids(g), [k.experts, k.experts], None),
         ];
+        "glu": [
+            |g, k| g.glu(k.x, k.weight, k.x),
+            |g, k| g.glu(k.x, k.experts, k.experts),
+            |g, k| g.glu(k.x, k.blocks, k.blocks),
+            |g, k| g.glu(k.x, k.bytes, k.bytes),
+            |g, k| g.glu(k.mask, k.weight, k.weight),
+            |g, k| g.glu(transposed(g, k.x), k.weight, k.weight),
+        ];
         "experts_outer": [
             |g, k| outer(g, [16, 4], [2, 4], k.experts, None),
             |g, k| outer(g, [16, 3], [2, 4], k.experts, None),

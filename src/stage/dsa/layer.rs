@@ -188,7 +188,7 @@ impl<'a, 'g> Pass<'a, 'g> {
                 }
                 let routed = self.experts(normed, g.leaf(router), bias, routed);
                 match shared {
-                    Some(shared) => g.add(routed, self.glu(normed, shared)),
+                    Some(shared) => g.add(routed, self.shared_expert(normed, shared)),
                     None => routed,
                 }
             }
@@ -238,6 +238,15 @@ impl<'a, 'g> Pass<'a, 'g> {
         self.mm(g.leaf(&glu.down), inner)
     }
 
+    /// The shared expert of many rows.
+    fn shared_expert(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
+        let g = self.g;
+        if !self.dims.switches.moe_merged_shared_gate_up {
+            return self.glu(x, glu);
+        }
+        self.mm(g.leaf(&glu.down), g.glu(x, g.leaf(&glu.gate), g.leaf(&glu.up)))
+    }
+
     /// Routed experts. The correction bias takes part in the choice only; weights are the plain sigmoid scores of the
     /// chosen experts, normalised and scaled.
     fn experts(&self, x: Tensor<'g>, router: Tensor<'g>, bias: Option<Tensor<'g>>, routed: &'g Glu) -> Tensor<'g> {
@@ -257,8 +266,11 @@ impl<'a, 'g> Pass<'a, 'g> {
         let x = g.reshape(x, [d.n_embd, 1, n, 1]);
         let gate = g.mul_mat_id(g.leaf(&routed.gate), x, ids);
         let up = g.mul_mat_id(g.leaf(&routed.up), x, ids);
-        let down = g.mul_mat_id(g.leaf(&routed.down), g.swiglu(gate, up), ids);
-        let weighted = g.mul(down, weights);
+        let inner = g.swiglu(gate, up);
+        let early = d.switches.moe_weighted_down;
+        let inner = if early { g.mul(inner, weights) } else { inner };
+        let down = g.mul_mat_id(g.leaf(&routed.down), inner, ids);
+        let weighted = if early { down } else { g.mul(down, weights) };
         // Added one by one, in the order of the experts: the sum does not depend on the number of rows.
         let [_, stride, outer, _] = weighted.strides();
         let one = |i: i64| g.view(weighted, [d.n_embd, n, 1], [outer, outer * n as usize], i as usize * stride);
