@@ -173,12 +173,13 @@ fn bench(slice: &Slice, args: &[&str]) -> (Option<i32>, String, String) {
 #[test]
 fn the_stage_bench_compares_both_engines_on_filled_caches() {
     let slice = Slice::new("0..8", GgmlType::F16);
-    for layers in ["0..8", "2..6"] {
-        let args = ["--layers", layers, "--at", "4,200", "--chunk", "18", "--memory", "40", "--json"];
+    for (layers, flash) in [("0..8", false), ("2..6", false), ("2..6", true)] {
+        let mut args = vec!["--layers", layers, "--at", "4,200", "--chunk", "18", "--memory", "40", "--json"];
+        args.extend(flash.then_some("--llama-flash"));
         let (code, stdout, stderr) = bench(&slice, &args);
         assert_eq!(code, Some(0), "{stderr}");
         let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-        assert_eq!(report["layers"], layers);
+        assert_eq!((&report["layers"], &report["llama_flash"]), (&layers.into(), &flash.into()));
         for (depth, at) in report["depths"].as_array().unwrap().iter().zip([4, 200]) {
             let number = |key: &str| depth[key].as_f64().unwrap();
             assert_eq!(depth["at"], at);

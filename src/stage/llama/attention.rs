@@ -21,6 +21,8 @@ pub(super) enum Attention {
     Plain,
     /// Flash attention over a quantised cache, which has but one kernel on the CPU.
     Quantised,
+    /// Flash attention on the CPU, to measure against.
+    Flash,
     /// Whatever a GPU does.
     Gpu,
 }
@@ -35,11 +37,12 @@ impl Attention {
         }
     }
 
-    /// How prompts may be cut. Of a GPU's kernels nothing is known here, so that every piece has the same size.
+    /// How prompts may be cut. Of a GPU's kernels nothing is known here, and those of the CPU are not alike, so that every
+    /// piece has the same size.
     pub(super) fn pieces(self, n_batch: u32) -> Pieces {
         match self {
             Self::Plain | Self::Quantised => Pieces { unit: 8, most: n_batch.max(8) },
-            Self::Gpu => Pieces { unit: 256, most: 256 },
+            Self::Flash | Self::Gpu => Pieces { unit: 256, most: 256 },
         }
     }
 }

@@ -137,9 +137,31 @@ impl LlamaStage {
     /// # Errors
     /// [`LlamaStageError`].
     pub fn load(
+        files: StageFiles,
+        pool: Arc<Threadpool>,
+        options: &LlamaStageOptions,
+    ) -> Result<Self, LlamaStageError> {
+        Self::load_with(files, pool, options, Attention::of(options))
+    }
+
+    /// The same with ggml's flash attention, whatever that does to the bits of a row: for measurements. An f32 cache stays
+    /// without.
+    ///
+    /// # Errors
+    /// [`LlamaStageError`].
+    pub fn load_flash(
+        files: StageFiles,
+        pool: Arc<Threadpool>,
+        options: &LlamaStageOptions,
+    ) -> Result<Self, LlamaStageError> {
+        Self::load_with(files, pool, options, Attention::Flash)
+    }
+
+    fn load_with(
         mut files: StageFiles,
         pool: Arc<Threadpool>,
         options: &LlamaStageOptions,
+        attention: Attention,
     ) -> Result<Self, LlamaStageError> {
         let metadata = files.metadata.gguf().metadata.clone();
         let arch = metadata.arch().unwrap_or("unknown").to_owned();
@@ -177,7 +199,6 @@ impl LlamaStage {
         // Every lane must get a row into a pass, and every row of a stage that hands rows on is an output.
         let n_batch = options.n_batch.max(options.n_seq_max);
         let n_outputs_max = if owns_output { LOGITS_ROWS.clamp(options.n_seq_max, n_batch) } else { n_batch };
-        let attention = Attention::of(options);
         let context = Context::new(
             Arc::new(model),
             pool,

@@ -52,6 +52,9 @@ pub struct StageArgs {
     /// Measure the `dsa` engine alone: nothing is compared
     #[arg(long)]
     alone: bool,
+    /// Let the `llama` engine use ggml's flash attention, which it does not when it serves on a CPU
+    #[arg(long)]
+    llama_flash: bool,
     /// Compute threads
     #[arg(long, default_value_t = 2)]
     threads: u32,
@@ -109,7 +112,7 @@ impl Bench<'_> {
             }
         } else {
             let other = CachedRows::random(&config, self.layers, most, 2);
-            let mut llama = Side::llama(self.package, self.layers, &pool, (room, args.chunk))?;
+            let mut llama = Side::llama(self.package, self.layers, &pool, (room, args.chunk), args.llama_flash)?;
             for at in &args.at {
                 depths.push(self.depth([&mut dsa, &mut llama], [&cached, &other], *at)?);
             }
@@ -119,6 +122,7 @@ impl Bench<'_> {
             layers: self.layers.to_string(),
             threads: args.threads,
             chunk: args.chunk,
+            llama_flash: args.llama_flash,
             depths,
             memory,
         })

@@ -15,6 +15,8 @@ pub(super) struct Report {
     pub(super) threads: u32,
     /// Rows of a prefill pass.
     pub(super) chunk: u32,
+    /// Whether the `llama` engine used flash attention.
+    pub(super) llama_flash: bool,
     /// One entry for each depth.
     pub(super) depths: Vec<Depth>,
     /// Memory of a prompt.
@@ -55,9 +57,13 @@ pub(super) struct Against {
 impl Report {
     pub(super) fn table(&self) -> String {
         let mut out = format!(
-            "{}, layers {}, {} threads, prefill passes of {} rows\n\
+            "{}, layers {}, {} threads, prefill passes of {} rows{}\n\
              rows      prefill tokens/s (llama)   speed               decode ms/token (llama)   speed               difference (influence)\n",
-            self.model, self.layers, self.threads, self.chunk
+            self.model,
+            self.layers,
+            self.threads,
+            self.chunk,
+            if self.llama_flash { ", llama with flash attention" } else { "" }
         );
         for Depth { at, dsa_prefill, dsa_decode_ms, against } in &self.depths {
             let (prefill, decode) = (dsa_prefill.median, dsa_decode_ms.median);

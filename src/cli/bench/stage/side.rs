@@ -72,15 +72,17 @@ impl Side {
         Self::new(Box::new(engine), CachedRows::dsa_state)
     }
 
-    /// The `llama` engine.
+    /// The `llama` engine, with or without flash attention.
     pub(super) fn llama(
         package: &Package,
         layers: LayerRange,
         pool: &Arc<Threadpool>,
         limits: (u32, u32),
+        flash: bool,
     ) -> anyhow::Result<Self> {
         let options = options(limits, EngineChoice::Llama);
-        let engine = LlamaStage::load(files(package, layers)?, pool.clone(), &options.llama)?;
+        let load = if flash { LlamaStage::load_flash } else { LlamaStage::load };
+        let engine = load(files(package, layers)?, pool.clone(), &options.llama)?;
         Self::new(Box::new(engine), CachedRows::llama_state)
     }
 
