@@ -176,17 +176,18 @@ impl<'a, 'g> Pass<'a, 'g> {
         let normed = g.rms_norm(x, g.leaf(&layer.ffn_norm), self.dims.eps);
         let out = match &layer.ffn {
             Ffn::Dense(glu) => self.glu(normed, glu),
-            Ffn::Experts { router, bias, routed, shared } if self.few => {
-                let bias = bias.as_ref().map(|bias| g.leaf(bias));
-                return self.few_experts(x, normed, self.mm(g.leaf(router), normed), bias, routed, shared.as_ref());
-            }
             Ffn::Experts { router, bias, routed, shared } => {
                 let bias = bias.as_ref().map(|bias| g.leaf(bias));
                 let logits = self.mm(g.leaf(router), normed);
-                if let Some(out) = self.packed_experts(x, normed, logits, bias, routed, shared.as_ref()) {
+                // Not ggml's sort: scores that are no numbers, as broken weights give, make it run out of bounds.
+                let chosen = (logits, g.route(logits, bias, self.dims.experts_used));
+                if self.few {
+                    return self.few_experts(x, normed, chosen, routed, shared.as_ref());
+                }
+                if let Some(out) = self.packed_experts(x, normed, chosen, routed, shared.as_ref()) {
                     return out;
                 }
-                let routed = self.experts(normed, g.leaf(router), bias, routed);
+                let routed = self.experts(normed, chosen, routed);
                 match shared {
                     Some(shared) => g.add(routed, self.shared_expert(normed, shared)),
                     None => routed,
@@ -201,18 +202,15 @@ impl<'a, 'g> Pass<'a, 'g> {
         &self,
         x: Tensor<'g>,
         normed: Tensor<'g>,
-        logits: Tensor<'g>,
-        bias: Option<Tensor<'g>>,
+        (logits, ids): (Tensor<'g>, Tensor<'g>),
         routed: &'g Glu,
         shared: Option<&'g Glu>,
     ) -> Tensor<'g> {
-        let (g, d) = (self.g, self.dims);
-        let ids = g.route(logits, bias, d.experts_used);
+        let g = self.g;
         let pair = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up)];
         let inner = g.experts_inner(normed, ids, pair(routed), shared.map(pair));
-        let weights = (d.expert_scale, if d.expert_norm { MIN_WEIGHT_SUM } else { 0.0 });
         let shared = shared.map(|shared| g.leaf(&shared.down));
-        g.experts_outer((inner, ids, logits, x), g.leaf(&routed.down), shared, weights)
+        g.experts_outer((inner, ids, logits, x), g.leaf(&routed.down), shared, self.expert_weights())
     }
 
     /// The same of many rows, where the types of all weights have kernels for that.
@@ -220,16 +218,18 @@ impl<'a, 'g> Pass<'a, 'g> {
         &self,
         x: Tensor<'g>,
         normed: Tensor<'g>,
-        logits: Tensor<'g>,
-        bias: Option<Tensor<'g>>,
+        (logits, ids): (Tensor<'g>, Tensor<'g>),
         routed: &'g Glu,
         shared: Option<&'g Glu>,
     ) -> Option<Tensor<'g>> {
-        let (g, d) = (self.g, self.dims);
+        let g = self.g;
         let all = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up), g.leaf(&glu.down)];
-        let ids = g.route(logits, bias, d.experts_used);
-        let weights = (d.expert_scale, if d.expert_norm { MIN_WEIGHT_SUM } else { 0.0 });
-        g.experts_many((normed, ids, logits, x), all(routed), shared.map(all), weights)
+        g.experts_many((normed, ids, logits, x), all(routed), shared.map(all), self.expert_weights())
+    }
+
+    /// What the weights of chosen experts are scaled by, and the least sum that they are divided by; 0 for not at all.
+    fn expert_weights(&self) -> (f32, f32) {
+        (self.dims.expert_scale, if self.dims.expert_norm { MIN_WEIGHT_SUM } else { 0.0 })
     }
 
     fn glu(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
@@ -249,13 +249,10 @@ impl<'a, 'g> Pass<'a, 'g> {
 
     /// Routed experts. The correction bias takes part in the choice only; weights are the plain sigmoid scores of the
     /// chosen experts, normalised and scaled.
-    fn experts(&self, x: Tensor<'g>, router: Tensor<'g>, bias: Option<Tensor<'g>>, routed: &'g Glu) -> Tensor<'g> {
+    fn experts(&self, x: Tensor<'g>, (logits, ids): (Tensor<'g>, Tensor<'g>), routed: &'g Glu) -> Tensor<'g> {
         let (g, d) = (self.g, self.dims);
         let n = x.shape()[1];
-        let logits = self.mm(router, x);
         let scores = g.sigmoid(logits);
-        // Not ggml's sort: scores that are no numbers, as broken weights give, make it run out of bounds.
-        let ids = g.route(logits, bias, d.experts_used);
         let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
         let mut weights = g.reshape(weights, [d.experts_used, n, 1, 1]);
         if d.expert_norm {
