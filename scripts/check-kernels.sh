@@ -71,7 +71,7 @@ done
 if [ -n "$fuzz" ]; then
     "$CXX" "${sanitize[@]}" -fsanitize=fuzzer "${objects[@]}" -o "$out/fuzz"
     mkdir -p "$out/corpus"
-    exec "$out/fuzz" -max_total_time="$fuzz" -max_len=96 -timeout=60 -report_slow_units=60 -artifact_prefix="$out/" "$out/corpus"
+    exec "$out/fuzz" -max_total_time="$fuzz" -max_len=96 -len_control=0 -timeout=60 -report_slow_units=60 -artifact_prefix="$out/" "$out/corpus"
 fi
 "$CXX" "${sanitize[@]}" "${objects[@]}" -o "$out/check"
 exec "$out/check" "${1:-400}" "${2:-0}"
