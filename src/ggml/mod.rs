@@ -11,6 +11,7 @@ mod custom;
 mod graph;
 mod leaf;
 mod ops;
+mod quantize;
 #[cfg(test)]
 mod tests;
 mod upstream;
@@ -19,6 +20,7 @@ pub use compute::Computer;
 pub use graph::{Arena, Graph, Tensor};
 pub use leaf::{Leaf, Memory};
 pub use ops::Rope;
+pub use quantize::quantize;
 
 use crate::gguf::GgmlType;
 use llama_cpp_sys_2 as sys;

@@ -34,6 +34,14 @@ impl<'g> Graph<'g> {
         self.cont(top)
     }
 
+    /// ggml's choice of experts: indices `[k, n]` i32 of the k largest of each row, largest first, in rows of all indices. The
+    /// caller vouches for values that are numbers: the sort runs out of bounds on others.
+    pub fn argsort_top_k(&self, x: Tensor<'g>, k: i64) -> Tensor<'g> {
+        let sound = x.ty() == sys::GGML_TYPE_F32 && x.is_contiguous() && k > 0 && k <= x.shape()[0];
+        // SAFETY: checked.
+        self.node("argsort_top_k", sound, &[x], |c| unsafe { sys::ggml_argsort_top_k(c, x.ptr.as_ptr(), k as i32) })
+    }
+
     /// llama.cpp's mask of a selection: `mask` f16 `[n_kv, n]` filled with -inf, zeros scattered to `lists` `[k, n]`, and
     /// `mask` added.
     pub fn scattered_mask(&self, mask: Tensor<'g>, lists: Tensor<'g>) -> Tensor<'g> {

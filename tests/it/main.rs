@@ -31,6 +31,8 @@ mod llama_stage;
 #[cfg(feature = "engine")]
 mod parity;
 #[cfg(feature = "engine")]
+mod phase_e;
+#[cfg(feature = "engine")]
 mod pieces;
 #[cfg(feature = "engine")]
 mod prefixes;

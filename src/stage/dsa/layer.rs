@@ -8,7 +8,7 @@ use super::{
     weights::{Ffn, Glu, Indexer, Layer},
 };
 use crate::{
-    ggml::{Graph, Tensor},
+    ggml::{Graph, Leaf, Tensor},
     package::glm_dsa::INDEXER_NORM_EPS,
 };
 
@@ -66,7 +66,7 @@ impl<'a, 'g> Pass<'a, 'g> {
         let parts = spans.iter().zip(lists.iter()).map(|(plan, lists)| attention.span(query, plan, lists));
         let Some(values) = parts.reduce(|all, part| g.concat(all, part, 2)) else { return x };
         let x = g.add(self.project_out(values, layer), x);
-        self.ffn(x, layer)
+        self.ffn(x, &layer.ffn_norm, &layer.ffn)
     }
 
     /// Writes the cache rows, and on full layers the indexer keys, of all rows.
@@ -171,10 +171,10 @@ impl<'a, 'g> Pass<'a, 'g> {
     }
 
     /// The second half of a layer, residual included.
-    fn ffn(&self, x: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
+    pub(super) fn ffn(&self, x: Tensor<'g>, norm: &'g Leaf, ffn: &'g Ffn) -> Tensor<'g> {
         let g = self.g;
-        let normed = g.rms_norm(x, g.leaf(&layer.ffn_norm), self.dims.eps);
-        let out = match &layer.ffn {
+        let normed = g.rms_norm(x, g.leaf(norm), self.dims.eps);
+        let out = match ffn {
             Ffn::Dense(glu) => self.glu(normed, glu),
             Ffn::Experts { router, bias, routed, shared } => {
                 let bias = bias.as_ref().map(|bias| g.leaf(bias));
@@ -277,4 +277,4 @@ impl<'a, 'g> Pass<'a, 'g> {
 }
 
 /// The smallest sum of expert weights that is divided by: that of the smallest normal half, as the reference has it.
-const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
+pub(super) const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;

@@ -20,6 +20,8 @@ pub(super) enum Group {
     Short,
     /// 8192 rows and more, top-k 2048
     Long,
+    /// Routed and shared experts
+    Moe,
     /// Threads, chunks and tokens one by one
     Sweep,
 }

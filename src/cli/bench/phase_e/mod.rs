@@ -4,6 +4,7 @@
 mod attention;
 mod fixtures;
 mod gates;
+mod moe;
 mod parity;
 mod plot;
 mod report;
@@ -44,6 +45,9 @@ pub struct PhaseEArgs {
     /// Write a plot of a layer's time against KV rows
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Fail when a row of the shape of the production MoE layer is missing
+    #[arg(long, env = "GLM52_PHASE_E_REQUIRE_GATES")]
+    require_gates: bool,
     /// Measure threads, chunks and tokens one by one too, and fail when one of these rows is missing
     #[arg(long, env = "GLM52_PHASE_E_KERNEL_SWEEP")]
     kernel_sweep: bool,
@@ -57,6 +61,7 @@ pub struct PhaseEArgs {
 enum Spoil {
     Selection,
     Values,
+    Experts,
 }
 
 impl PhaseEArgs {
@@ -76,7 +81,7 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let pool = Threadpool::new(args.threads.unwrap_or(cores)).context("cannot start compute threads")?;
     let pool = Arc::new(pool);
-    let mut report = Report::new(args, pool.n_threads());
+    let mut report = Report::new(args, pool.n_threads())?;
     println!("{}", report.header());
 
     let fixtures = fixtures::all(args.quick, pool.n_threads());
@@ -93,6 +98,10 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
         }
         println!("{}", table::attention(&report.attention, None));
     }
+    if args.wants(Group::Moe) {
+        report.experts = moe::measure(args, &pool, &mut report.left_out)?;
+        println!("{}", table::experts(&report.experts));
+    }
 
     for row in &report.left_out {
         println!("Left out, since it needs more than {} MiB: {row}.", args.memory);
@@ -105,6 +114,6 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
         let text = plot::svg(&report)?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let gates = Gates { sweep: args.kernel_sweep };
+    let gates = Gates { production: args.require_gates, sweep: args.kernel_sweep };
     gates.check(&report)
 }

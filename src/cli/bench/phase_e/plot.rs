@@ -33,7 +33,7 @@ pub(super) fn svg(report: &Report) -> anyhow::Result<String> {
         root.fill(&WHITE).map_err(|error| failed(&error))?;
         for (area, (tokens, series)) in root.split_evenly((1, panels.len())).iter().zip(&panels) {
             let noun = if *tokens == 1 { "token" } else { "tokens" };
-            let title = format!("One layer, {tokens} {noun}, {} threads", report.machine.threads);
+            let title = format!("One layer, {tokens} {noun}, {} threads", report.origin.threads);
             panel(area, &title, series).map_err(|error| failed(&error))?;
         }
         root.present().map_err(|error| failed(&error))?;

@@ -1,6 +1,6 @@
 //! Tables for people, in Markdown.
 
-use super::{attention::AttentionRow, fixtures};
+use super::{attention::AttentionRow, fixtures, moe::ExpertsRow};
 use crate::cli::bench::stats::Sample;
 
 /// Rows of attention. `peak`: 10^9 fused multiply-additions each second that the machine reached in the same run.
@@ -59,7 +59,28 @@ pub(super) fn attention(rows: &[AttentionRow], peak: Option<f64>) -> String {
     markdown(&header, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
-pub(super) fn none() -> String {
+/// Rows of experts.
+pub(super) fn experts(rows: &[ExpertsRow]) -> String {
+    let header =
+        ["part", "tokens", "gate, up", "down", "shared", "experts", "ours, ms", "upstream, ms", "faster", "difference"];
+    let cells = |row: &ExpertsRow| {
+        vec![
+            row.part.to_owned(),
+            row.tokens.to_string(),
+            row.gate_up.to_owned(),
+            row.down.to_owned(),
+            row.shared.to_owned(),
+            format!("{} of {}, {} x {}", row.experts_used, row.experts, row.n_embd, row.expert_width),
+            row.ours_ms.as_ref().map_or_else(none, spread),
+            spread(&row.upstream_ms),
+            row.speedup.as_ref().map_or_else(none, times),
+            row.difference.map_or_else(none, |difference| format!("{difference:.0e}")),
+        ]
+    };
+    markdown(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+}
+
+fn none() -> String {
     "-".into()
 }
 

@@ -2,9 +2,13 @@
 //! phase-e` times and compares.
 
 mod attention;
+mod experts;
+mod parts;
 mod upstream;
 
 pub use attention::{AttentionLayer, Shape, Variant};
+pub use experts::{EXPERT_WIDTH, ExpertsLayer};
+pub use parts::Part;
 
 use super::{Switches, dims::Dims};
 use crate::ggml::Rope;
