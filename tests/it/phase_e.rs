@@ -1,6 +1,7 @@
 //! `skippy-stage bench phase-e`: what it prints and writes, and that it fails when results or rows are not what they must be.
 
 use serde_json::Value;
+use skippy_stage::policy::{Evidence, evidence::Measurement};
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// Exit code, stdout and stderr of a short run on 2 threads, with no settings from outside.
@@ -23,8 +24,8 @@ fn arg(path: &Path) -> &str {
 #[test]
 fn every_boundary_is_measured_compared_and_written_down() {
     let dir = tempfile::tempdir().unwrap();
-    let (json, svg) = (dir.path().join("rows.json"), dir.path().join("plot.svg"));
-    let args = ["--only", "boundaries", "--json", arg(&json), "--svg", arg(&svg)];
+    let [json, svg, evidence] = ["rows.json", "plot.svg", "evidence.json"].map(|name| dir.path().join(name));
+    let args = ["--only", "boundaries", "--json", arg(&json), "--svg", arg(&svg), "--evidence", arg(&evidence)];
     let (code, stdout, stderr) = phase_e(&args, &[]);
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("bench phase-e --quick") && stdout.contains("| boundaries | 513 "), "{stdout}");
@@ -49,6 +50,16 @@ fn every_boundary_is_measured_compared_and_written_down() {
     }
     let origin = &report["origin"];
     assert!(origin["binary_sha256"].as_str().unwrap().len() == 64 && origin["threads"] == 2, "{origin}");
+
+    assert!(report["fma_peak_gmacs"].as_f64().unwrap() > 0.1);
+
+    let evidence = Evidence::open(&evidence).unwrap();
+    assert!(evidence.is_intact());
+    assert_eq!(serde_json::to_value(evidence.origin()).unwrap(), *origin);
+    let entries = evidence.entries();
+    assert_eq!(entries.iter().map(|entry| entry.shape.n_kv).collect::<Vec<_>>(), [129, 257, 258, 514]);
+    let same = |entry: &Measurement| entry.parity_error <= entry.tolerance && entry.speed_ratio > 0.0;
+    assert!(entries.iter().all(|entry| same(entry) && entry.shape.n_tokens == 1), "{entries:?}");
 
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("direct-sparse") && svg.contains("upstream"), "{svg}");

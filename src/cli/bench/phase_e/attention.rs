@@ -7,10 +7,17 @@ use super::{
 };
 use crate::{
     cli::bench::stats::{Sample, paired_ratio},
-    policy::{Inputs, Path, Phase},
+    package::generation::Switch,
+    policy::{
+        Inputs, Path, Phase, Profile,
+        evidence::{self, Measurement},
+    },
     stage::{
         TopK,
-        dsa::measure::{AttentionLayer, Variant},
+        dsa::{
+            Switches,
+            measure::{AttentionLayer, Variant},
+        },
     },
 };
 use anyhow::Context as _;
@@ -71,6 +78,13 @@ struct Known {
     upstream: Vec<f32>,
 }
 
+/// Results of the comparison, for each variant.
+struct Compared {
+    lists: Lists,
+    errors: Vec<Errors>,
+    values: Vec<Vec<f32>>,
+}
+
 /// Errors of one variant.
 #[derive(Clone, Copy)]
 struct Errors {
@@ -82,14 +96,15 @@ struct Errors {
 /// Select, where it selects, and attend.
 type Pair = (Option<Duration>, Duration);
 
-/// Compares, then times all variants of `fixture`.
+/// Compares, then times all variants of `fixture`. What a switch gains goes to `evidence`.
 pub(super) fn measure(
     args: &PhaseEArgs,
     layer: &mut AttentionLayer,
     fixture: &Fixture,
+    evidence: &mut Vec<Measurement>,
 ) -> anyhow::Result<Vec<AttentionRow>> {
     let shape = &fixture.shape;
-    let (lists, errors) = compare(args, layer, fixture)?;
+    let Compared { lists, errors, values } = compare(args, layer, fixture)?;
     let rounds = fixture.rounds(args.rounds);
     let sides = fixture.variants.len() + 1;
     let mut times: Vec<Vec<Pair>> = vec![Vec::with_capacity(rounds); sides];
@@ -111,16 +126,34 @@ pub(super) fn measure(
         }
     }
     let upstream = times.pop().context("upstream was not measured")?;
+    for (at, variant) in fixture.variants.iter().enumerate().filter(|(_, variant)| variant.switches.selected_row_flash)
+    {
+        let without = Variant { switches: Switches::default(), ..*variant };
+        let Some(base) = fixture.variants.iter().position(|variant| *variant == without) else { continue };
+        let layers = |at: usize| layers(args.share, &times[at]);
+        evidence.push(Measurement {
+            profile: Profile::GlmDsaV1,
+            switch: Switch::SelectedRowFlash,
+            shape: evidence::Shape {
+                n_tokens: shape.tokens as u32,
+                n_kv: shape.n_kv as u32,
+                top_k: shape.top_k as u32,
+            },
+            parity_error: parity::difference(&values[at], &values[base]),
+            tolerance: parity::VALUES,
+            speed_ratio: paired_ratio(&layers(base), &layers(at)).context("no rounds")?.median,
+        });
+    }
     let rows = fixture.variants.iter().zip(&times).zip(errors);
     rows.map(|((variant, times), errors)| row(args.share, fixture, variant, errors, [times, &upstream])).collect()
 }
 
-fn compare(args: &PhaseEArgs, layer: &mut AttentionLayer, fixture: &Fixture) -> anyhow::Result<(Lists, Vec<Errors>)> {
+fn compare(args: &PhaseEArgs, layer: &mut AttentionLayer, fixture: &Fixture) -> anyhow::Result<Compared> {
     let shape = &fixture.shape;
     let scores = layer.scores(shape)?;
     let upstream = layer.upstream_select(shape)?.value;
     let everything: Vec<i32> = (0..shape.n_kv as i32).collect();
-    let (mut ours, mut errors) = (Vec::new(), Vec::new());
+    let (mut ours, mut errors, mut all_values) = (Vec::new(), Vec::new(), Vec::new());
     let mut known: Option<Known> = None;
     for variant in &fixture.variants {
         let what = || format!("{}: {}", fixture.describe(), label(variant));
@@ -161,9 +194,10 @@ fn compare(args: &PhaseEArgs, layer: &mut AttentionLayer, fixture: &Fixture) -> 
         );
         errors.push(Errors { values: error, selection, upstream: theirs });
         ours.push(list);
+        all_values.push(values);
         known = Some(sure);
     }
-    Ok((Lists { upstream, ours }, errors))
+    Ok(Compared { lists: Lists { upstream, ours }, errors, values: all_values })
 }
 
 /// Masked paths run ggml's flash attention, and round as it does.
@@ -196,12 +230,9 @@ fn row(
     let (shape, no_rounds) = (&fixture.shape, "no rounds");
     let selects = |side: &[Pair]| side.iter().map(|(select, _)| *select).collect::<Option<Vec<_>>>();
     let attends = |side: &[Pair]| side.iter().map(|(_, attend)| *attend).collect::<Vec<_>>();
-    let layers = |side: &[Pair]| -> Vec<Duration> {
-        side.iter().map(|(select, attend)| select.unwrap_or_default() / share + *attend).collect()
-    };
     let (select, upstream_select) = (selects(ours), selects(upstream).context(no_rounds)?);
     let (attend, upstream_attend) = (attends(ours), attends(upstream));
-    let (layer, upstream_layer) = (layers(ours), layers(upstream));
+    let (layer, upstream_layer) = (layers(share, ours), layers(share, upstream));
     let millis = |times: &[Duration]| Sample::millis(times).context(no_rounds);
     let faster = |ours: &[Duration], theirs: &[Duration]| paired_ratio(theirs, ours).context(no_rounds);
 
@@ -237,9 +268,15 @@ fn row(
     })
 }
 
+/// Times of a layer.
+fn layers(share: u32, side: &[Pair]) -> Vec<Duration> {
+    side.iter().map(|(select, attend)| select.unwrap_or_default() / share + *attend).collect()
+}
+
 fn label(variant: &Variant) -> String {
     let forced = if variant.always_select { ", selecting" } else { "" };
-    format!("{}{forced}", variant.path.label())
+    let fused = if variant.switches.selected_row_flash { ", selected_row_flash" } else { "" };
+    format!("{}{forced}{fused}", variant.path.label())
 }
 
 #[cfg(test)]

@@ -2,7 +2,10 @@
 
 use crate::{
     policy::Path,
-    stage::dsa::measure::{AttentionLayer, Shape, Variant},
+    stage::dsa::{
+        Switches,
+        measure::{AttentionLayer, Shape, Variant},
+    },
 };
 use serde::Serialize;
 
@@ -74,8 +77,12 @@ const SEVERAL: [Path; 4] = [Path::Dense, Path::CompactFlash, Path::DirectSparse,
 /// The paths that run a piece of a long prompt. For many rows `direct-sparse` is `sparse-chunked`.
 const MANY: [Path; 3] = [Path::Dense, Path::CompactFlash, Path::SparseChunked];
 
+/// `paths` as production runs them, and compact-flash with its switch open behind them.
 fn as_produced(paths: &[Path]) -> Vec<Variant> {
-    paths.iter().map(|path| Variant::of(*path)).collect()
+    let fused = Switches { selected_row_flash: true, ..Switches::default() };
+    let switched =
+        paths.contains(&Path::CompactFlash).then(|| Variant { switches: fused, ..Variant::of(Path::CompactFlash) });
+    paths.iter().map(|path| Variant::of(*path)).chain(switched).collect()
 }
 
 /// Every fixture; fewer of the long ones when `quick`.

@@ -41,7 +41,10 @@ fn missing_production(rows: &[ExpertsRow]) -> Vec<String> {
     let rows: Vec<_> = rows.iter().filter(produced).collect();
     let mut missing = Vec::new();
     for down in DOWNS.map(|down| down.name()) {
-        if !rows.iter().any(|row| row.part == LAYER && row.down == down && row.ours_ms.is_some()) {
+        if !rows
+            .iter()
+            .any(|row| row.part == LAYER && row.switch.is_none() && row.down == down && row.ours_ms.is_some())
+        {
             missing.push(format!("routed and shared experts of one token, n_embd 6144, down {down}"));
         }
     }
@@ -85,6 +88,7 @@ mod tests {
         let sample = || Sample::new(vec![1.0]).unwrap();
         ExpertsRow {
             part,
+            switch: None,
             tokens: 1,
             gate_up: "q2_K",
             down,

@@ -10,9 +10,9 @@ mod plot;
 mod report;
 mod table;
 
-use crate::{llama::Threadpool, stage::dsa::measure::AttentionLayer};
+use crate::{llama::Threadpool, policy::Evidence, stage::dsa::measure::AttentionLayer};
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, builder::FalseyValueParser};
 use fixtures::{Fixture, Group};
 use gates::Gates;
 use report::Report;
@@ -45,11 +45,14 @@ pub struct PhaseEArgs {
     /// Write a plot of a layer's time against KV rows
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Write evidence of the experimental switches, for `serve --evidence`
+    #[arg(long, value_name = "FILE")]
+    evidence: Option<PathBuf>,
     /// Fail when a row of the shape of the production MoE layer is missing
-    #[arg(long, env = "GLM52_PHASE_E_REQUIRE_GATES")]
+    #[arg(long, env = "GLM52_PHASE_E_REQUIRE_GATES", value_parser = FalseyValueParser::new())]
     require_gates: bool,
     /// Measure threads, chunks and tokens one by one too, and fail when one of these rows is missing
-    #[arg(long, env = "GLM52_PHASE_E_KERNEL_SWEEP")]
+    #[arg(long, env = "GLM52_PHASE_E_KERNEL_SWEEP", value_parser = FalseyValueParser::new())]
     kernel_sweep: bool,
     /// Spoil a result of ours before it is compared, to see the command fail
     #[arg(long, value_enum, hide = true)]
@@ -84,6 +87,7 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
     let mut report = Report::new(args, pool.n_threads())?;
     println!("{}", report.header());
 
+    let mut evidence = Vec::new();
     let fixtures = fixtures::all(args.quick, pool.n_threads());
     let (fit, too_large): (Vec<Fixture>, Vec<Fixture>) = fixtures
         .into_iter()
@@ -94,12 +98,12 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
         let mut layer = AttentionLayer::new(pool.clone(), room)?;
         for fixture in &fit {
             eprintln!("{}", fixture.describe());
-            report.attention.extend(attention::measure(args, &mut layer, fixture)?);
+            report.attention.extend(attention::measure(args, &mut layer, fixture, &mut evidence)?);
         }
-        println!("{}", table::attention(&report.attention, None));
+        println!("{}", table::attention(&report.attention, report.peak()));
     }
     if args.wants(Group::Moe) {
-        report.experts = moe::measure(args, &pool, &mut report.left_out)?;
+        report.experts = moe::measure(args, &pool, &mut report.left_out, &mut evidence)?;
         println!("{}", table::experts(&report.experts));
     }
 
@@ -112,6 +116,11 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
     }
     if let Some(path) = &args.svg {
         let text = plot::svg(&report)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.evidence {
+        anyhow::ensure!(!evidence.is_empty(), "no switch was measured: nothing to write to {}", path.display());
+        let text = Evidence::seal(evidence, report.origin.clone())?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let gates = Gates { production: args.require_gates, sweep: args.kernel_sweep };

@@ -5,7 +5,15 @@ use crate::{
     cli::bench::stats::{Sample, paired_ratio},
     gguf::GgmlType,
     llama::Threadpool,
-    stage::dsa::measure::{EXPERT_WIDTH, ExpertsLayer, Part},
+    package::generation::{Switch, Vocabulary as _},
+    policy::{
+        Profile,
+        evidence::{Measurement, Shape},
+    },
+    stage::dsa::{
+        DsaStageError, Switches,
+        measure::{EXPERT_WIDTH, ExpertsLayer, Part, Timed},
+    },
 };
 use anyhow::Context as _;
 use serde::Serialize;
@@ -27,6 +35,8 @@ pub(super) const LAYER: &str = "layer";
 pub(super) struct ExpertsRow {
     /// [`LAYER`] or a [`Part`].
     pub(super) part: &'static str,
+    /// The experimental switch that is open.
+    pub(super) switch: Option<&'static str>,
     pub(super) tokens: usize,
     pub(super) gate_up: &'static str,
     pub(super) down: &'static str,
@@ -44,11 +54,12 @@ pub(super) struct ExpertsRow {
     pub(super) difference: Option<f64>,
 }
 
-/// Measures all that fits; what does not is described in `left_out`.
+/// Measures all that fits; what does not is described in `left_out`. What a switch gains goes to `evidence`.
 pub(super) fn measure(
     args: &PhaseEArgs,
     pool: &Arc<Threadpool>,
     left_out: &mut Vec<String>,
+    evidence: &mut Vec<Measurement>,
 ) -> anyhow::Result<Vec<ExpertsRow>> {
     let mut rows = Vec::new();
     for down in DOWNS {
@@ -60,19 +71,33 @@ pub(super) fn measure(
         let mut layer = ExpertsLayer::new(pool.clone(), experts, down)?;
         for tokens in TOKENS {
             let mut bench = Bench { args, layer: &mut layer, experts, down, tokens };
-            rows.push(bench.row(LAYER, |layer, seed, ours| match ours {
-                true => layer.ours(tokens, seed).map(Some),
-                false => layer.upstream(tokens, seed).map(Some),
+            // The switches are about passes of many rows; few rows take kernels in which both are done already.
+            let switches: &[Option<Switch>] = if tokens == 1 { &[None] } else { &SWITCHES };
+            rows.extend(bench.rows(LAYER, switches, evidence, |layer, seed, side| match side {
+                Side::Upstream => layer.upstream(tokens, seed).map(Some),
+                Side::Ours(switch) => layer.ours(tokens, seed, open(switch)).map(Some),
             })?);
             for part in Part::ALL {
-                rows.push(bench.row(part.label(), |layer, seed, ours| match ours {
-                    true => layer.our_part(part, tokens, seed),
-                    false => layer.upstream_part(part, tokens, seed).map(Some),
+                rows.extend(bench.rows(part.label(), &[None], evidence, |layer, seed, side| match side {
+                    Side::Upstream => layer.upstream_part(part, tokens, seed).map(Some),
+                    Side::Ours(_) => layer.our_part(part, tokens, seed),
                 })?);
             }
         }
     }
     Ok(rows)
+}
+
+/// The layer as it is, then with each switch open.
+const SWITCHES: [Option<Switch>; 3] = [None, Some(Switch::MoeWeightedDown), Some(Switch::MoeMergedSharedGateUp)];
+
+/// That switch alone open.
+fn open(switch: Option<Switch>) -> Switches {
+    Switches {
+        moe_weighted_down: switch == Some(Switch::MoeWeightedDown),
+        moe_merged_shared_gate_up: switch == Some(Switch::MoeMergedSharedGateUp),
+        ..Switches::default()
+    }
 }
 
 /// As many experts as fit into `bytes`.
@@ -89,58 +114,104 @@ struct Bench<'a> {
     tokens: usize,
 }
 
-type Outcome = Result<Option<crate::stage::dsa::measure::Timed<Vec<f32>>>, crate::stage::dsa::DsaStageError>;
+/// Who computes.
+#[derive(Clone, Copy)]
+enum Side {
+    Upstream,
+    Ours(Option<Switch>),
+}
+
+type Outcome = Result<Option<Timed<Vec<f32>>>, DsaStageError>;
 
 impl Bench<'_> {
-    /// `run` computes one side, ours or upstream's, of rows that a seed makes.
-    fn row(
+    /// Upstream against us with each of `switches`, the first being none. `run` computes a side on rows that a seed makes.
+    fn rows(
         &mut self,
         part: &'static str,
-        run: impl Fn(&mut ExpertsLayer, u64, bool) -> Outcome,
-    ) -> anyhow::Result<ExpertsRow> {
-        let theirs = run(self.layer, 0, false)?.context("upstream was not measured")?.value;
-        let difference = run(self.layer, 0, true)?.map(|ours| {
-            let mut values = ours.value;
-            if self.args.spoil == Some(Spoil::Experts) {
-                values.iter_mut().take(1).for_each(|value| *value += 1e6);
-            }
-            parity::difference(&values, &theirs)
-        });
-        anyhow::ensure!(
-            difference.is_none_or(|difference| difference <= parity::VALUES),
-            "moe: {part}, down {}, {} tokens: values differ by {:.1e} of the largest, more than {:.0e}",
-            self.down.name(),
-            self.tokens,
-            difference.unwrap_or_default(),
-            parity::VALUES
-        );
+        switches: &[Option<Switch>],
+        evidence: &mut Vec<Measurement>,
+        run: impl Fn(&mut ExpertsLayer, u64, Side) -> Outcome,
+    ) -> anyhow::Result<Vec<ExpertsRow>> {
+        let values = self.compare(part, switches, &run)?;
+        let sides: Vec<Side> = switches.iter().map(|switch| Side::Ours(*switch)).chain([Side::Upstream]).collect();
+        let mut times: Vec<Vec<Duration>> = vec![Vec::new(); sides.len()];
         let rounds = usize::from(self.args.rounds) * if self.tokens == 1 { 4 } else { 1 };
-        let (mut ours, mut theirs): (Vec<Duration>, Vec<Duration>) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             // Other rows, and so other experts, each time: a layer's experts are not in the cache when a token comes by.
             // Each side goes first in its turn.
-            for side in [round % 2 == 0, round % 2 != 0] {
-                let took = run(self.layer, round as u64 + 1, side)?.map(|timed| timed.took);
-                if side { ours.extend(took) } else { theirs.extend(took) }
+            for at in (0..sides.len()).map(|i| (i + round) % sides.len()) {
+                let took = run(self.layer, round as u64 + 1, sides[at])?.map(|timed| timed.took);
+                times[at].extend(took);
             }
         }
+        let (upstream, ours) = times.split_last().context("upstream was not measured")?;
+        let (values_of_upstream, values) = values.split_last().context("upstream was not measured")?;
         let [gate_up, shared] = ExpertsLayer::types();
         let [n_embd, experts_used] = ExpertsLayer::widths();
-        Ok(ExpertsRow {
-            part,
-            tokens: self.tokens,
-            gate_up,
-            down: self.down.name(),
-            shared,
-            n_embd,
-            expert_width: EXPERT_WIDTH,
-            experts: self.experts,
-            experts_used,
-            upstream_ms: Sample::millis(&theirs).context("no rounds")?,
-            ours_ms: Sample::millis(&ours),
-            speedup: paired_ratio(&theirs, &ours),
-            difference,
-        })
+        let mut rows = Vec::new();
+        for ((switch, ours_of), values_of) in switches.iter().zip(ours).zip(values) {
+            if let (Some(switch), Some(base), Some(with)) = (switch, &values[0], values_of) {
+                evidence.push(Measurement {
+                    profile: Profile::GlmDsaV1,
+                    switch: *switch,
+                    shape: Shape { n_tokens: self.tokens as u32, n_kv: 0, top_k: 0 },
+                    parity_error: parity::difference(with, base),
+                    tolerance: parity::VALUES,
+                    speed_ratio: paired_ratio(&ours[0], ours_of).context("no rounds")?.median,
+                });
+            }
+            let difference =
+                |values: &Vec<f32>| values_of_upstream.as_ref().map(|upstream| parity::difference(values, upstream));
+            rows.push(ExpertsRow {
+                part,
+                switch: switch.map(|switch| switch.name()),
+                tokens: self.tokens,
+                gate_up,
+                down: self.down.name(),
+                shared,
+                n_embd,
+                expert_width: EXPERT_WIDTH,
+                experts: self.experts,
+                experts_used,
+                upstream_ms: Sample::millis(upstream).context("no rounds")?,
+                ours_ms: Sample::millis(ours_of),
+                speedup: paired_ratio(upstream, ours_of),
+                difference: values_of.as_ref().and_then(difference),
+            });
+        }
+        Ok(rows)
+    }
+
+    /// Values of us with each of `switches`, then of upstream; none of a side that has no such part.
+    ///
+    /// # Errors
+    /// When they differ.
+    fn compare(
+        &mut self,
+        part: &'static str,
+        switches: &[Option<Switch>],
+        run: impl Fn(&mut ExpertsLayer, u64, Side) -> Outcome,
+    ) -> anyhow::Result<Vec<Option<Vec<f32>>>> {
+        let theirs = run(self.layer, 0, Side::Upstream)?.context("upstream was not measured")?.value;
+        let mut all = Vec::new();
+        for switch in switches {
+            let mut ours = run(self.layer, 0, Side::Ours(*switch))?.map(|timed| timed.value);
+            if let (Some(values), Some(Spoil::Experts)) = (&mut ours, self.args.spoil) {
+                values.iter_mut().take(1).for_each(|value| *value += 1e6);
+            }
+            let difference = ours.as_ref().map_or(0.0, |ours| parity::difference(ours, &theirs));
+            anyhow::ensure!(
+                difference <= parity::VALUES,
+                "moe: {part}, {}down {}, {} tokens: values differ by {difference:.1e} of the largest, more than {:.0e}",
+                switch.map(|switch| format!("{}, ", switch.name())).unwrap_or_default(),
+                self.down.name(),
+                self.tokens,
+                parity::VALUES
+            );
+            all.push(ours);
+        }
+        all.push(Some(theirs));
+        Ok(all)
     }
 }
 

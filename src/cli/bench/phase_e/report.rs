@@ -1,7 +1,7 @@
 //! Everything that was measured, with where and how.
 
 use super::{PhaseEArgs, attention::AttentionRow, moe::ExpertsRow, parity};
-use crate::{chat::clock, cli::machine, policy::Origin};
+use crate::{chat::clock, cli::machine, kernels, policy::Origin};
 use anyhow::Context as _;
 use serde::Serialize;
 
@@ -13,6 +13,8 @@ pub(super) struct Report {
     pub(super) command: String,
     /// Build, machine and threads.
     pub(super) origin: Origin,
+    /// 10^9 f32 multiply-adds each second that the threads reach in registers.
+    pub(super) fma_peak_gmacs: f64,
     pub(super) tolerances: Tolerances,
     /// One layer in this many runs the indexer.
     pub(super) share: u32,
@@ -43,6 +45,7 @@ impl Report {
             date: clock::now("%Y-%m-%d %H:%M UTC"),
             command: format!("skippy-stage {}", words.join(" ")),
             origin,
+            fma_peak_gmacs: kernels::fma_peak(threads as usize) / 1e9,
             tolerances: Tolerances { values: parity::VALUES, upstream: parity::UPSTREAM, selection: parity::SELECTION },
             share: args.share,
             attention: Vec::new(),
@@ -51,10 +54,18 @@ impl Report {
         })
     }
 
+    /// What one thread can reach, 10^9 multiply-adds each second, and threads.
+    pub(super) fn peak(&self) -> (f64, u32) {
+        (self.fma_peak_gmacs / f64::from(self.origin.threads.max(1)), self.origin.threads)
+    }
+
     /// Where, when and how, for people.
     pub(super) fn header(&self) -> String {
-        let Self { date, command, origin, .. } = self;
+        let Self { date, command, origin, fma_peak_gmacs, .. } = self;
         let Origin { device, isa, threads, build, llama, .. } = origin;
-        format!("`{command}`, {date}, {device}, kernels {isa}, {threads} threads, skippy-stage {build}, {llama}\n")
+        format!(
+            "`{command}`, {date}, {device}, kernels {isa}, {threads} threads with {fma_peak_gmacs:.0} G multiply-adds/s, \
+             skippy-stage {build}, {llama}\n"
+        )
     }
 }

@@ -3,9 +3,9 @@
 use super::{attention::AttentionRow, fixtures, moe::ExpertsRow};
 use crate::cli::bench::stats::Sample;
 
-/// Rows of attention. `peak`: 10^9 fused multiply-additions each second that the machine reached in the same run.
-pub(super) fn attention(rows: &[AttentionRow], peak: Option<f64>) -> String {
-    let mut header = vec![
+/// Rows of attention. `peak`: 10^9 multiply-adds each second that one thread can reach, and threads.
+pub(super) fn attention(rows: &[AttentionRow], (peak, threads): (f64, u32)) -> String {
+    let header = [
         "group",
         "KV rows",
         "tokens",
@@ -19,13 +19,11 @@ pub(super) fn attention(rows: &[AttentionRow], peak: Option<f64>) -> String {
         "faster",
         "layer",
         "difference",
+        "of peak: select",
+        "attend",
         "list bytes",
         "mask bytes",
     ];
-    if peak.is_some() {
-        header.push("of peak: select");
-        header.push("attend");
-    }
     let cells = |row: &AttentionRow| {
         let mut path = row.path.clone();
         for (name, value) in [("threads", row.threads.map(|n| n as usize)), ("rows a chunk", row.chunk_rows)] {
@@ -33,7 +31,8 @@ pub(super) fn attention(rows: &[AttentionRow], peak: Option<f64>) -> String {
                 path.push_str(&format!(", {value} {name}"));
             }
         }
-        let mut cells = vec![
+        let peak = peak * f64::from(row.threads.unwrap_or(threads));
+        vec![
             fixtures::label(row.group),
             row.n_kv.to_string(),
             row.tokens.to_string(),
@@ -47,25 +46,34 @@ pub(super) fn attention(rows: &[AttentionRow], peak: Option<f64>) -> String {
             times(&row.attend_speedup),
             times(&row.layer_speedup),
             format!("{:.0e}", row.value_error),
+            row.select_gmacs.map_or_else(none, |gmacs| percent(gmacs / peak)),
+            percent(row.attend_gmacs / peak),
             bytes(row.sideband_bytes),
             bytes(row.dense_mask_bytes),
-        ];
-        if let Some(peak) = peak {
-            cells.push(row.select_gmacs.map_or_else(none, |gmacs| percent(gmacs / peak)));
-            cells.push(percent(row.attend_gmacs / peak));
-        }
-        cells
+        ]
     };
     markdown(&header, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 /// Rows of experts.
 pub(super) fn experts(rows: &[ExpertsRow]) -> String {
-    let header =
-        ["part", "tokens", "gate, up", "down", "shared", "experts", "ours, ms", "upstream, ms", "faster", "difference"];
+    let header = [
+        "part",
+        "switch",
+        "tokens",
+        "gate, up",
+        "down",
+        "shared",
+        "experts",
+        "ours, ms",
+        "upstream, ms",
+        "faster",
+        "difference",
+    ];
     let cells = |row: &ExpertsRow| {
         vec![
             row.part.to_owned(),
+            row.switch.map_or_else(none, str::to_owned),
             row.tokens.to_string(),
             row.gate_up.to_owned(),
             row.down.to_owned(),

@@ -7,7 +7,7 @@ use crate::{
     llama::Threadpool,
     policy::Path,
     stage::dsa::{
-        DsaStageError,
+        DsaStageError, Switches,
         attention::Attention,
         dims::Dims,
         layer::Pass,
@@ -44,16 +44,19 @@ pub struct Variant {
     pub chunk_rows: Option<usize>,
     /// Threads at most.
     pub threads: Option<u32>,
+    /// Experimental switches.
+    pub switches: Switches,
 }
 
 impl Variant {
     /// `path` as production runs it.
     pub fn of(path: Path) -> Self {
-        Self { path, always_select: false, chunk_rows: None, threads: None }
+        Self { path, always_select: false, chunk_rows: None, threads: None, switches: Switches::default() }
     }
 
     fn kind(self) -> usize {
-        OUR_KINDS + 2 * (self.path as usize + Path::ALL.len() * usize::from(self.always_select))
+        let forms = [self.always_select, self.switches.selected_row_flash].map(usize::from);
+        OUR_KINDS + 2 * (self.path as usize + Path::ALL.len() * (forms[0] + 2 * forms[1]))
     }
 }
 
@@ -206,7 +209,8 @@ fn limit(g: &Graph<'_>, threads: Option<u32>) {
 
 fn plan<'g>(g: &Graph<'g>, dims: &Dims, shape: &Shape, variant: &Variant, room: usize) -> SpanPlan<'g> {
     let (n, pos) = (shape.tokens as i64, (shape.n_kv - shape.tokens) as i64);
-    let work = SpanWork { base: 0, room: room as i64, pos, first: 0, n, path: variant.path, unselected: false };
+    let path = variant.switches.executed(variant.path);
+    let work = SpanWork { base: 0, room: room as i64, pos, first: 0, n, path, unselected: false };
     let few = shape.tokens <= FEW_ROWS;
     let mut plan = SpanPlan::new(g, dims, work, few);
     if variant.always_select {

@@ -6,7 +6,7 @@ use crate::{
     gguf::GgmlType,
     llama::Threadpool,
     stage::dsa::{
-        DsaStageError,
+        DsaStageError, Switches,
         dims::Dims,
         layer::Pass,
         spans::FEW_ROWS,
@@ -62,7 +62,8 @@ impl ExpertsLayer {
         };
         let mut norm = Memory::zeroed(n_embd * 4)?.leaf(GgmlType::F32, &[n_embd as u64], 0)?;
         norm.write(0, &quantize(GgmlType::F32, n_embd, &vec![1.0; n_embd])?)?;
-        Ok(Self { dims, norm, ffn, arena: Arena::new(256), computer: Computer::new(pool)? })
+        let arena = Arena::new(256).for_threads(pool.n_threads());
+        Ok(Self { dims, norm, ffn, arena, computer: Computer::new(pool)? })
     }
 
     /// Bytes of the weights of a layer.
@@ -83,13 +84,15 @@ impl ExpertsLayer {
         [dims.n_embd as usize, dims.experts_used as usize]
     }
 
-    /// By our kernels, norm and residual included: rows `[6144, tokens]` out of those that `seed` makes.
+    /// By our kernels with `switches`, norm and residual included: rows `[6144, tokens]` out of those that `seed` makes.
     ///
     /// # Errors
     /// When the evaluation fails.
-    pub fn ours(&mut self, tokens: usize, seed: u64) -> Result<Timed<Vec<f32>>, DsaStageError> {
+    pub fn ours(&mut self, tokens: usize, seed: u64, switches: Switches) -> Result<Timed<Vec<f32>>, DsaStageError> {
         let rows = self.rows(tokens, seed);
-        let (g, n) = (self.arena.graph(OURS)?, tokens as i64);
+        self.dims.switches = switches;
+        let kind = [switches.moe_weighted_down, switches.moe_merged_shared_gate_up].map(usize::from);
+        let (g, n) = (self.arena.graph(OURS + kind[0] + 2 * kind[1])?, tokens as i64);
         let few = tokens <= FEW_ROWS;
         let pass = Pass { g: &g, dims: &self.dims, pos: g.input_i32(&vec![0; tokens], [n, 1]), few };
         let out = pass.ffn(g.input_f32(&rows, [self.dims.n_embd, n]), &self.norm, &self.ffn);
@@ -103,9 +106,9 @@ impl ExpertsLayer {
 }
 
 /// Kinds of graphs, see [`Arena::graph`].
-const OURS: usize = 0;
-pub(super) const UPSTREAM: usize = 1;
-pub(super) const PARTS: usize = 2;
+pub(super) const UPSTREAM: usize = 0;
+pub(super) const PARTS: usize = 1;
+const OURS: usize = PARTS + 1 + 5;
 
 /// A random weight `[columns, rows, matrices]`, in memory of its own.
 fn weight(random: &mut Random, ty: GgmlType, shape: [usize; 3]) -> Result<Leaf, GgmlError> {
