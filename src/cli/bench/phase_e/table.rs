@@ -40,10 +40,10 @@ pub(super) fn attention(rows: &[AttentionRow], (peak, threads): (f64, u32)) -> S
             path,
             row.select_ms.as_ref().map_or_else(none, spread),
             spread(&row.upstream_select_ms),
-            row.select_speedup.as_ref().map_or_else(none, times),
+            row.select_speedup.as_ref().map_or_else(none, median),
             spread(&row.attend_ms),
             spread(&row.upstream_attend_ms),
-            times(&row.attend_speedup),
+            median(&row.attend_speedup),
             times(&row.layer_speedup),
             format!("{:.0e}", row.value_error),
             row.select_gmacs.map_or_else(none, |gmacs| percent(gmacs / peak)),
@@ -95,6 +95,10 @@ fn none() -> String {
 /// Median, smallest and largest.
 pub(super) fn spread(sample: &Sample) -> String {
     format!("{} ({} to {})", digits(sample.median), digits(sample.min), digits(sample.max))
+}
+
+fn median(speedup: &Sample) -> String {
+    format!("{:.2}x", speedup.median)
 }
 
 /// A speedup, with its spread.
