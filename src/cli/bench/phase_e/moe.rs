@@ -12,14 +12,21 @@ use crate::{
     },
     stage::dsa::{
         DsaStageError, Switches,
-        measure::{EXPERT_WIDTH, ExpertsLayer, Part, Timed},
+        measure::{EXPERT_WIDTH, ExpertTypes, ExpertsLayer, Part, Timed},
     },
 };
 use anyhow::Context as _;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 
-/// Types of the routed down projection: what GLM-5.2 is published with, and the smaller one that is under test.
+/// Types of the routed projections: down q3_K as GLM-5.2 is published, the smaller down that is under test, and everything q4_K,
+/// for which there are kernels of many rows.
+const TYPES: [ExpertTypes; 3] = [
+    ExpertTypes { gate_up: GgmlType::Q2_K, down: GgmlType::Q3_K },
+    ExpertTypes { gate_up: GgmlType::Q2_K, down: GgmlType::Q2_K },
+    ExpertTypes { gate_up: GgmlType::Q4_K, down: GgmlType::Q4_K },
+];
+/// Down projections that a complete run has.
 pub(super) const DOWNS: [GgmlType; 2] = [GgmlType::Q3_K, GgmlType::Q2_K];
 /// Tokens of a pass.
 const TOKENS: [usize; 2] = [1, 64];
@@ -62,15 +69,15 @@ pub(super) fn measure(
     evidence: &mut Vec<Measurement>,
 ) -> anyhow::Result<Vec<ExpertsRow>> {
     let mut rows = Vec::new();
-    for down in DOWNS {
-        let Some(experts) = fitting(args.memory << 20, down, args.quick) else {
-            left_out.push(format!("moe: down {}, {} experts", down.name(), EXPERTS[EXPERTS.len() - 1]));
+    for types in TYPES {
+        let Some(experts) = fitting(args.memory << 20, types, args.quick) else {
+            left_out.push(format!("moe: down {}, {} experts", types.down.name(), EXPERTS[EXPERTS.len() - 1]));
             continue;
         };
-        eprintln!("moe: down {}, {experts} experts", down.name());
-        let mut layer = ExpertsLayer::new(pool.clone(), experts, down)?;
+        eprintln!("moe: down {}, {experts} experts", types.down.name());
+        let mut layer = ExpertsLayer::new(pool.clone(), experts, types)?;
         for tokens in TOKENS {
-            let mut bench = Bench { args, layer: &mut layer, experts, down, tokens };
+            let mut bench = Bench { args, layer: &mut layer, experts, types, tokens };
             // The switches are about passes of many rows; few rows take kernels in which both are done already.
             let switches: &[Option<Switch>] = if tokens == 1 { &[None] } else { &SWITCHES };
             rows.extend(bench.rows(LAYER, switches, evidence, |layer, seed, side| match side {
@@ -101,16 +108,16 @@ fn open(switch: Option<Switch>) -> Switches {
 }
 
 /// As many experts as fit into `bytes`.
-fn fitting(bytes: usize, down: GgmlType, quick: bool) -> Option<usize> {
+fn fitting(bytes: usize, types: ExpertTypes, quick: bool) -> Option<usize> {
     let counts = EXPERTS.into_iter().filter(|n| !quick || *n <= QUICK_EXPERTS);
-    counts.into_iter().find(|n| ExpertsLayer::bytes(*n, down) <= bytes)
+    counts.into_iter().find(|n| ExpertsLayer::bytes(*n, types) <= bytes)
 }
 
 struct Bench<'a> {
     args: &'a PhaseEArgs,
     layer: &'a mut ExpertsLayer,
     experts: usize,
-    down: GgmlType,
+    types: ExpertTypes,
     tokens: usize,
 }
 
@@ -146,7 +153,6 @@ impl Bench<'_> {
         }
         let (upstream, ours) = times.split_last().context("upstream was not measured")?;
         let (values_of_upstream, values) = values.split_last().context("upstream was not measured")?;
-        let [gate_up, shared] = ExpertsLayer::types();
         let [n_embd, experts_used] = ExpertsLayer::widths();
         let mut rows = Vec::new();
         for ((switch, ours_of), values_of) in switches.iter().zip(ours).zip(values) {
@@ -166,9 +172,9 @@ impl Bench<'_> {
                 part,
                 switch: switch.map(|switch| switch.name()),
                 tokens: self.tokens,
-                gate_up,
-                down: self.down.name(),
-                shared,
+                gate_up: self.types.gate_up.name(),
+                down: self.types.down.name(),
+                shared: ExpertsLayer::shared_type(),
                 n_embd,
                 expert_width: EXPERT_WIDTH,
                 experts: self.experts,
@@ -204,7 +210,7 @@ impl Bench<'_> {
                 difference <= parity::VALUES,
                 "moe: {part}, {}down {}, {} tokens: values differ by {difference:.1e} of the largest, more than {:.0e}",
                 switch.map(|switch| format!("{}, ", switch.name())).unwrap_or_default(),
-                self.down.name(),
+                self.types.down.name(),
                 self.tokens,
                 parity::VALUES
             );
@@ -221,9 +227,10 @@ mod tests {
 
     #[test]
     fn fewer_experts_are_taken_where_memory_asks() {
-        let fit = |mib: usize, quick| fitting(mib << 20, GgmlType::Q3_K, quick);
+        let fit = |mib: usize, quick| fitting(mib << 20, TYPES[0], quick);
         assert_eq!([fit(4096, false), fit(4096, true), fit(1024, false)], [Some(256), Some(16), Some(64)]);
         assert_eq!([fit(100, false), fit(0, false)], [None, None]);
-        assert!(ExpertsLayer::bytes(256, GgmlType::Q2_K) < ExpertsLayer::bytes(256, GgmlType::Q3_K));
+        assert!(ExpertsLayer::bytes(256, TYPES[1]) < ExpertsLayer::bytes(256, TYPES[0]));
+        assert_eq!(fitting(4096 << 20, TYPES[2], false), Some(128));
     }
 }

@@ -17,15 +17,22 @@ use std::sync::Arc;
 
 /// Width of an expert of GLM-5.2, and of its shared one.
 pub const EXPERT_WIDTH: usize = 2048;
-/// Type of the routed gate and up projections.
-const GATE_UP: GgmlType = GgmlType::Q2_K;
 /// Type of the shared expert.
 const SHARED: GgmlType = GgmlType::Q4_K;
 /// Different rows of a weight; the others repeat them in another order, since quantising all would take minutes. Every byte
 /// lies in memory of its own.
 const POOL_ROWS: usize = 256;
 
-/// A layer of random weights: 6144 wide, 8 routed experts and a shared one of 2048, gate and up q2_K, shared q4_K.
+/// Types of the routed projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertTypes {
+    /// Of gate and up.
+    pub gate_up: GgmlType,
+    /// Of down.
+    pub down: GgmlType,
+}
+
+/// A layer of random weights: 6144 wide, 8 routed experts and a shared one of 2048, which is q4_K.
 pub struct ExpertsLayer {
     pub(super) dims: Dims,
     pub(super) norm: Leaf,
@@ -35,19 +42,19 @@ pub struct ExpertsLayer {
 }
 
 impl ExpertsLayer {
-    /// `experts` of them, with down projections of type `down`.
+    /// `experts` of them.
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn new(pool: Arc<Threadpool>, experts: usize, down: GgmlType) -> Result<Self, DsaStageError> {
+    pub fn new(pool: Arc<Threadpool>, experts: usize, types: ExpertTypes) -> Result<Self, DsaStageError> {
         let dims = Dims { experts: experts as i64, ..glm_5_2() };
         let (n_embd, width) = (dims.n_embd as usize, EXPERT_WIDTH);
         let mut random = Random::new(7);
         let mut weight = |ty, shape: [usize; 3]| weight(&mut random, ty, shape);
         let routed = Glu {
-            gate: weight(GATE_UP, [n_embd, width, experts])?,
-            up: weight(GATE_UP, [n_embd, width, experts])?,
-            down: weight(down, [width, n_embd, experts])?,
+            gate: weight(types.gate_up, [n_embd, width, experts])?,
+            up: weight(types.gate_up, [n_embd, width, experts])?,
+            down: weight(types.down, [width, n_embd, experts])?,
         };
         let shared = Glu {
             gate: weight(SHARED, [n_embd, width, 1])?,
@@ -67,15 +74,15 @@ impl ExpertsLayer {
     }
 
     /// Bytes of the weights of a layer.
-    pub fn bytes(experts: usize, down: GgmlType) -> usize {
+    pub fn bytes(experts: usize, types: ExpertTypes) -> usize {
         let cells = glm_5_2().n_embd as usize * EXPERT_WIDTH;
         let of = |ty: GgmlType, n: usize| ty.tensor_bytes(&[(cells * n) as u64]).unwrap_or(u64::MAX) as usize;
-        of(GATE_UP, 2 * experts) + of(down, experts) + of(SHARED, 3)
+        of(types.gate_up, 2 * experts) + of(types.down, experts) + of(SHARED, 3)
     }
 
-    /// Names of the types of gate and up, and of the shared expert.
-    pub fn types() -> [&'static str; 2] {
-        [GATE_UP.name(), SHARED.name()]
+    /// Name of the type of the shared expert.
+    pub fn shared_type() -> &'static str {
+        SHARED.name()
     }
 
     /// Model width, and experts that a row uses, the shared one not counted.

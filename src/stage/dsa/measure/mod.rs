@@ -7,7 +7,7 @@ mod parts;
 mod upstream;
 
 pub use attention::{AttentionLayer, Shape, Variant};
-pub use experts::{EXPERT_WIDTH, ExpertsLayer};
+pub use experts::{EXPERT_WIDTH, ExpertTypes, ExpertsLayer};
 pub use parts::Part;
 
 use super::{Switches, dims::Dims};
