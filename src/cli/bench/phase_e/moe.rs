@@ -139,8 +139,9 @@ impl Bench<'_> {
         evidence: &mut Vec<Measurement>,
         run: impl Fn(&mut ExpertsLayer, u64, Side) -> Outcome,
     ) -> anyhow::Result<Vec<ExpertsRow>> {
-        let values = self.compare(part, switches, &run)?;
-        let sides: Vec<Side> = switches.iter().map(|switch| Side::Ours(*switch)).chain([Side::Upstream]).collect();
+        let compared = self.compare(part, switches, &run)?;
+        let ours = compared.ours.iter().map(|(switch, _)| Side::Ours(*switch));
+        let sides: Vec<Side> = ours.chain([Side::Upstream]).collect();
         let mut times: Vec<Vec<Duration>> = vec![Vec::new(); sides.len()];
         let rounds = usize::from(self.args.rounds) * if self.tokens == 1 { 4 } else { 1 };
         for round in 0..rounds {
@@ -152,22 +153,19 @@ impl Bench<'_> {
             }
         }
         let (upstream, ours) = times.split_last().context("upstream was not measured")?;
-        let (values_of_upstream, values) = values.split_last().context("upstream was not measured")?;
         let [n_embd, experts_used] = ExpertsLayer::widths();
         let mut rows = Vec::new();
-        for ((switch, ours_of), values_of) in switches.iter().zip(ours).zip(values) {
-            if let (Some(switch), Some(base), Some(with)) = (switch, &values[0], values_of) {
+        for ((switch, values), ours_of) in compared.ours.iter().zip(ours) {
+            if let (Some(switch), Some(base), Some(values)) = (switch, &compared.ours[0].1, values) {
                 evidence.push(Measurement {
                     profile: Profile::GlmDsaV1,
                     switch: *switch,
                     shape: Shape { n_tokens: self.tokens as u32, n_kv: 0, top_k: 0 },
-                    parity_error: parity::difference(with, base),
+                    parity_error: parity::difference(values, base),
                     tolerance: parity::VALUES,
                     speed_ratio: paired_ratio(&ours[0], ours_of).context("no rounds")?.median,
                 });
             }
-            let difference =
-                |values: &Vec<f32>| values_of_upstream.as_ref().map(|upstream| parity::difference(values, upstream));
             rows.push(ExpertsRow {
                 part,
                 switch: switch.map(|switch| switch.name()),
@@ -182,13 +180,14 @@ impl Bench<'_> {
                 upstream_ms: Sample::millis(upstream).context("no rounds")?,
                 ours_ms: Sample::millis(ours_of),
                 speedup: paired_ratio(upstream, ours_of),
-                difference: values_of.as_ref().and_then(difference),
+                difference: values.as_ref().map(|values| parity::difference(values, &compared.upstream)),
             });
         }
         Ok(rows)
     }
 
-    /// Values of us with each of `switches`, then of upstream; none of a side that has no such part.
+    /// Values of both sides, checked. A switch that changes neither operations nor values is left out: what it would be said to
+    /// gain is noise.
     ///
     /// # Errors
     /// When they differ.
@@ -197,15 +196,17 @@ impl Bench<'_> {
         part: &'static str,
         switches: &[Option<Switch>],
         run: impl Fn(&mut ExpertsLayer, u64, Side) -> Outcome,
-    ) -> anyhow::Result<Vec<Option<Vec<f32>>>> {
-        let theirs = run(self.layer, 0, Side::Upstream)?.context("upstream was not measured")?.value;
-        let mut all = Vec::new();
+    ) -> anyhow::Result<Compared> {
+        let upstream = run(self.layer, 0, Side::Upstream)?.context("upstream was not measured")?.value;
+        let (mut all, mut plain): (Vec<Values>, usize) = (Vec::new(), 0);
         for switch in switches {
-            let mut ours = run(self.layer, 0, Side::Ours(*switch))?.map(|timed| timed.value);
-            if let (Some(values), Some(Spoil::Experts)) = (&mut ours, self.args.spoil) {
+            let ours = run(self.layer, 0, Side::Ours(*switch))?;
+            let operations = ours.as_ref().map_or(0, |timed| timed.operations);
+            let mut values = ours.map(|timed| timed.value);
+            if let (Some(values), Some(Spoil::Experts)) = (&mut values, self.args.spoil) {
                 values.iter_mut().take(1).for_each(|value| *value += 1e6);
             }
-            let difference = ours.as_ref().map_or(0.0, |ours| parity::difference(ours, &theirs));
+            let difference = values.as_ref().map_or(0.0, |values| parity::difference(values, &upstream));
             anyhow::ensure!(
                 difference <= parity::VALUES,
                 "moe: {part}, {}down {}, {} tokens: values differ by {difference:.1e} of the largest, more than {:.0e}",
@@ -214,11 +215,24 @@ impl Bench<'_> {
                 self.tokens,
                 parity::VALUES
             );
-            all.push(ours);
+            match all.first() {
+                None => plain = operations,
+                Some((_, base)) if operations == plain && *base == values => continue,
+                Some(_) => {}
+            }
+            all.push((*switch, values));
         }
-        all.push(Some(theirs));
-        Ok(all)
+        Ok(Compared { ours: all, upstream })
     }
+}
+
+/// The switch that is open, and values; none where we have no such part.
+type Values = (Option<Switch>, Option<Vec<f32>>);
+
+/// Values of both sides.
+struct Compared {
+    ours: Vec<Values>,
+    upstream: Vec<f32>,
 }
 
 #[cfg(test)]

@@ -150,7 +150,7 @@ impl AttentionLayer {
         for list in lists {
             value.extend_from_slice(done.i32(list)?);
         }
-        Ok(Some(Timed { value, took }))
+        Ok(Some(Timed { value, took, operations: g.len() }))
     }
 
     /// Values `[512, 64, n]` on `list`, one of [`AttentionLayer::select`]'s form; empty where it said `None`.
@@ -233,5 +233,5 @@ pub(super) fn timed_values<'g>(
     let start = Instant::now();
     let done = computer.run(g)?;
     let took = start.elapsed();
-    Ok(Timed { value: done.f32(values)?.to_vec(), took })
+    Ok(Timed { value: done.f32(values)?.to_vec(), took, operations: g.len() })
 }

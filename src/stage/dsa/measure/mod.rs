@@ -20,6 +20,8 @@ pub struct Timed<T> {
     pub value: T,
     /// Evaluation, inputs written included.
     pub took: Duration,
+    /// Operations of the graph: what does not change them, nor the result, changes nothing.
+    pub operations: usize,
 }
 
 /// Numbers that look like activations; the same for the same seed.

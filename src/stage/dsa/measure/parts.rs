@@ -107,7 +107,7 @@ impl ExpertsLayer {
                 let start = Instant::now();
                 let done = self.computer.run(&g)?;
                 let took = start.elapsed();
-                Ok(Timed { value: ascending(done.i32(ids)?, used as usize), took })
+                Ok(Timed { value: ascending(done.i32(ids)?, used as usize), took, operations: g.len() })
             }
             Part::GateUp => {
                 let (x, ids) = (x(), ids());
@@ -124,7 +124,7 @@ impl ExpertsLayer {
                 let took = start.elapsed();
                 let rows = done.f32(inner)?.chunks(EXPERT_WIDTH * used as usize);
                 let value = rows.zip(done.f32(shared)?.chunks(EXPERT_WIDTH)).flat_map(|(a, b)| [a, b].concat());
-                Ok(Timed { value: value.collect(), took })
+                Ok(Timed { value: value.collect(), took, operations: g.len() })
             }
             Part::Swiglu => {
                 let half = g.input_f32(&inputs.inner[..(f * used * n) as usize], [f, used * n]);
@@ -167,7 +167,11 @@ impl ExpertsLayer {
             let start = Instant::now();
             let done = self.computer.run(&g)?;
             let took = start.elapsed();
-            return Ok(Some(Timed { value: ascending(done.i32(ids)?, d.experts_used as usize), took }));
+            return Ok(Some(Timed {
+                value: ascending(done.i32(ids)?, d.experts_used as usize),
+                took,
+                operations: g.len(),
+            }));
         }
         let (x, ids) = (g.input_f32(&rows, [d.n_embd, n]), g.input_i32(&inputs.ids, [d.experts_used, n]));
         let out = if part == Part::GateUp {

@@ -44,7 +44,7 @@ impl AttentionLayer {
         let start = Instant::now();
         let done = self.computer.run(&g)?;
         let took = start.elapsed();
-        Ok(Timed { value: done.i32(lists)?.to_vec(), took })
+        Ok(Timed { value: done.i32(lists)?.to_vec(), took, operations: g.len() })
     }
 
     /// Values `[512, 64, n]` under the mask of `list` `[top_k, tokens]`.
