@@ -180,3 +180,22 @@ def test_garbage_is_a_start_error_that_names_file_and_field(tmp_path, text, said
                     run(BIN, "stage", BUNDLED, "--layers", "4..9", "--evidence", path)):
         code, _, err = command
         assert code != 0 and path in err and said in err, err
+
+
+def test_the_bench_writes_evidence_of_this_build(here, tmp_path):
+    path = str(tmp_path / "evidence.json")
+    # Two threads: what the measurement ran on is told, and is no reason to refuse it.
+    code, _, err = run(BIN, "bench", "phase-e", "--only", "decode", "--quick", "--rounds", "1", "--threads", "2",
+                       "--evidence", path)
+    assert code == 0, err
+    file = json.loads(pathlib.Path(path).read_text())
+    assert file["origin"] == {**here, "threads": 2} and file["seal"] == seal(file)
+    assert {entry["switch"] for entry in file["entries"]} == {"selected_row_flash"}
+    # What it wins depends on the machine. It is taken for what it says.
+    wins = all(entry["speed_ratio"] > 1 for entry in file["entries"])
+    assert all(entry["parity_error"] <= entry["tolerance"] for entry in file["entries"])
+    states = resolved(path)
+    assert states["selected_row_flash"] == ((True, None) if wins else (False, "evidence_no_win"))
+    assert states["moe_weighted_down"] == (False, "evidence_missing")
+    file["entries"][0]["speed_ratio"] = 9.0
+    assert resolved(write(tmp_path, file))["selected_row_flash"] == (False, "evidence_edited")
