@@ -21,30 +21,25 @@ static double seconds() {
 // Multiply-adds of floats per second that the calling thread reaches when nothing is loaded or stored.
 double fma_rate() {
     constexpr int  CHAINS = 12;
-    constexpr long STEPS  = 1 << 20;
+    constexpr long STEPS  = 4 << 20;
     const vec      factor = splat(0.999f), step = splat(1e-3f);
-    double         best = 0.0;
-    for (int round = 0; round < 5; ++round) {
-        vec sums[CHAINS];
-        for (int i = 0; i < CHAINS; ++i) {
-            sums[i] = splat((float) i);
-        }
-        const double start = seconds();
-        for (long k = 0; k < STEPS; ++k) {
-            for (int i = 0; i < CHAINS; ++i) {
-                sums[i] = sums[i] * factor + step;
-            }
-        }
-        const double took = seconds() - start;
-        vec          all  = {};
-        for (int i = 0; i < CHAINS; ++i) {
-            all += sums[i];
-        }
-        // The sum is looked at, or the compiler would not compute it.
-        const double rate = (double) STEPS * CHAINS * WIDTH / took;
-        best = rate > best && sum_of(all) > 0.0f ? rate : best;
+    vec            sums[CHAINS];
+    for (int i = 0; i < CHAINS; ++i) {
+        sums[i] = splat((float) i);
     }
-    return best;
+    const double start = seconds();
+    for (long k = 0; k < STEPS; ++k) {
+        for (int i = 0; i < CHAINS; ++i) {
+            sums[i] = sums[i] * factor + step;
+        }
+    }
+    const double took = seconds() - start;
+    vec          all  = {};
+    for (int i = 0; i < CHAINS; ++i) {
+        all += sums[i];
+    }
+    // The sum is looked at, or the compiler would not compute it.
+    return sum_of(all) > 0.0f ? (double) STEPS * CHAINS * WIDTH / took : 0.0;
 }
 
 } // namespace SKIPPY_VARIANT
