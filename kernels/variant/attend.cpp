@@ -12,7 +12,8 @@ namespace SKIPPY_VARIANT {
 namespace {
 
 constexpr int64_t TILE_ROWS   = 48;           // selected rows of a tile: a multiple of BLOCK_ROWS of every variant
-constexpr int64_t MOST_HEADS  = 32;           // heads that share a gathered tile
+constexpr int64_t MOST_HEADS  = 32;           // columns of a product
+constexpr int64_t BLOCKS      = 4;            // products that share a gathered tile
 constexpr int64_t LEAST_HEADS = WIDTH;
 constexpr int64_t DEPTH       = 192;          // elements of a row between partial sums: their columns stay in the first cache
 
@@ -21,9 +22,9 @@ struct TileTag;
 struct ScoresTag;
 struct WeightsTag;
 
-// Heads of a block: fewer where some threads would have no block. A head's values do not depend on who shares its block.
+// Heads that share tiles: fewer where some threads would have none. A head's values do not depend on who shares its tile.
 int64_t heads_at_once(int64_t T, int64_t H, int nth) {
-    int64_t heads = MOST_HEADS;
+    int64_t heads = MOST_HEADS * BLOCKS;
     while (heads > LEAST_HEADS && T * ((H + heads - 1) / heads) < nth) {
         heads /= 2;
     }
@@ -99,44 +100,64 @@ struct Attend {
         return count;
     }
 
-    // `heads` heads from h0 on of token t.
-    void block(int64_t t, int64_t h0, int64_t heads) const {
-        const int64_t   width = padded(heads), whole = V / WIDTH * WIDTH;
-        const int32_t * list = lists + t * k;
-        float *         to   = out + (t * H + h0) * V;
-        float *         columns = scratch<ColumnsTag>(W * MOST_HEADS);
+    // Starts to fetch part `at` of `parts` of the rows that the next tile will hold. They lie apart, so no hardware foresees them.
+    void fetch(const int32_t * list, int64_t next, int64_t at, int64_t parts) const {
+        const int64_t rows = least(k - next, TILE_ROWS);
+        for (int64_t i = rows * at / parts; i < rows * (at + 1) / parts; ++i) {
+            if (list[next + i] >= 0 && list[next + i] < cache.count) {
+                cache.fetch(list[next + i]);
+            }
+        }
+    }
+
+    // `all` heads from h0 on of token t.
+    void heads(int64_t t, int64_t h0, int64_t all) const {
+        const int64_t   whole = V / WIDTH * WIDTH;
+        const int32_t * list  = lists + t * k;
+        float *         to    = out + (t * H + h0) * V;
+        float *         columns = scratch<ColumnsTag>(W * MOST_HEADS * BLOCKS);
         float *         tile    = scratch<TileTag>(TILE_ROWS * W);
         float *         scores  = scratch<ScoresTag>(TILE_ROWS * MOST_HEADS);
         float *         turned  = scratch<WeightsTag>(TILE_ROWS * MOST_HEADS);
-        transpose(query + (t * H + h0) * W, heads, W, columns, width);
-        fill(to, heads * V, 0.0f);
-        Online        softmax;
-        const float * weights[MOST_HEADS];
-        for (int64_t h = 0; h < heads; ++h) {
+        Online          softmax[BLOCKS];
+        const float *   weights[MOST_HEADS];
+        for (int64_t h = 0; h < MOST_HEADS; ++h) {
             weights[h] = turned + h * TILE_ROWS;
         }
+        for (int64_t h = 0; h < all; h += MOST_HEADS) {
+            const int64_t count = least(MOST_HEADS, all - h);
+            transpose(query + (t * H + h0 + h) * W, count, W, columns + h * W, padded(count));
+        }
+        fill(to, all * V, 0.0f);
         // Without any row the values stay 0.
         for (int64_t next = 0, count; (count = gather(list, next, tile)) > 0;) {
-            for (int64_t d = 0; d < W; d += DEPTH) {
-                const float * rows[TILE_ROWS];
-                for (int64_t r = 0; r < count; ++r) {
-                    rows[r] = tile + r * W + d;
+            for (int64_t h = 0; h < all; h += MOST_HEADS) {
+                fetch(list, next, h / MOST_HEADS, (all + MOST_HEADS - 1) / MOST_HEADS);
+                const int64_t heads = least(MOST_HEADS, all - h), width = padded(heads);
+                float *       values = to + h * V;
+                for (int64_t d = 0; d < W; d += DEPTH) {
+                    const float * rows[TILE_ROWS];
+                    for (int64_t r = 0; r < count; ++r) {
+                        rows[r] = tile + r * W + d;
+                    }
+                    const float * from = columns + h * W + d * width;
+                    add_products(rows, count, from, width, least(DEPTH, W - d), width, scores, width, d == 0);
                 }
-                add_products(rows, count, columns + d * width, width, least(DEPTH, W - d), width, scores, width, d == 0);
-            }
-            softmax.add(scores, count, width, scale, turned, to, heads, V);
-            // out[h] += weight[h][r] * row[r], heads being the rows of the product now.
-            add_products(weights, heads, tile, W, count, whole, to, V, false);
-            for (int64_t h = 0; h < heads; ++h) {
+                softmax[h / MOST_HEADS].add(scores, count, width, scale, turned, values, heads, V);
+                // out[h] += weight[h][r] * row[r], heads being the rows of the product now.
+                add_products(weights, heads, tile, W, count, whole, values, V, false);
                 for (int64_t i = whole; i < V; ++i) {
                     for (int64_t r = 0; r < count; ++r) {
-                        to[h * V + i] += weights[h][r] * tile[r * W + i];
+                        for (int64_t one = 0; one < heads; ++one) {
+                            values[one * V + i] += weights[one][r] * tile[r * W + i];
+                        }
                     }
                 }
             }
         }
-        for (int64_t h = 0; h < heads; ++h) {
-            const float inverse = softmax.sum[h] > 0.0f ? 1.0f / softmax.sum[h] : 0.0f;
+        for (int64_t h = 0; h < all; ++h) {
+            const float sum     = softmax[h / MOST_HEADS].sum[h % MOST_HEADS];
+            const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
             for (int64_t i = 0; i < V; ++i) {
                 to[h * V + i] *= inverse;
             }
@@ -153,7 +174,7 @@ void attend_listed(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const Share   share(attend.T * blocks, 1, ith, nth);
     for (int64_t unit = share.begin; unit < share.end; ++unit) {
         const int64_t h0 = unit % blocks * heads;
-        attend.block(unit / blocks, h0, least(heads, attend.H - h0));
+        attend.heads(unit / blocks, h0, least(heads, attend.H - h0));
     }
 }
 

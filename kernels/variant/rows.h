@@ -36,6 +36,16 @@ class Rows {
         }
     }
 
+    // Starts to fetch row `index`.
+    void fetch(int64_t index) const {
+        const char * bytes = base + index * stride;
+        for (int64_t at = 0; at < stride; at += 64) {
+            __builtin_prefetch(bytes + at);
+            // To GCC a loop of nothing else has no effect, and is dropped.
+            asm volatile("" : : "r"(bytes + at));
+        }
+    }
+
     const int64_t count;
 
   private:

@@ -75,8 +75,13 @@ inline void store(float * p, vec v) {
     memcpy(p, &v, sizeof v);
 }
 
+// Not vec{} + x, which is an addition: 0 + -0 is not -0.
 inline vec splat(float x) {
-    return vec{} + x;
+#if defined(__AVX512F__)
+    return vec{ x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x };
+#else
+    return vec{ x, x, x, x, x, x, x, x };
+#endif
 }
 
 inline vec greater(vec a, vec b) {
