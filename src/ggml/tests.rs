@@ -46,6 +46,13 @@ fn i32s(
     computer(threads).run(&g)?.i32(tensor).map(<[i32]>::to_vec)
 }
 
+/// Whether the variant in use multiplies Q8_0 with columns of 16 bits. The others take ggml's dot product, whose columns have 8
+/// bits and scales in halves: no room for 1e30, and what is no number is lost.
+fn wide_q8_0() -> bool {
+    use crate::kernels::{Isa, isa};
+    matches!(isa(), Isa::Avx2 | Isa::Avx512)
+}
+
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
