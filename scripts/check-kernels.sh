@@ -40,7 +40,7 @@ flags_of() { # the same as in build.rs
     esac
 }
 
-sanitize=(-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+sanitize=(-g -O1 "-fsanitize=address,undefined" -fno-sanitize-recover=all -fno-omit-frame-pointer)
 [ -z "$fuzz" ] || sanitize+=(-fsanitize=fuzzer-no-link -DSKIPPY_FUZZER)
 common=(-std=c++17 -Wall -Wextra -Wno-psabi "${sanitize[@]}" -I kernels -I "$include")
 objects=()
