@@ -60,6 +60,10 @@ const skippy::Variant & variant() {
 
 } // namespace
 
+const skippy::Variant * skippy::variant_for(int32_t isa) {
+    return cpu_has(isa) ? &table(isa) : nullptr;
+}
+
 int32_t skippy_isa(void) {
     return chosen();
 }

@@ -5,6 +5,8 @@
 
 #include "ggml.h"
 
+#include <stdint.h>
+
 namespace skippy {
 
 typedef void Operation(ggml_tensor * dst, int ith, int nth, void * userdata);
@@ -27,6 +29,9 @@ struct Variant {
     int64_t (*packed_bytes)(int type, int64_t K);
     double (*fma_rate)();
 };
+
+// The variant for an instruction set (see skippy_kernels.h), if this build has it and the CPU can run it.
+const Variant * variant_for(int32_t isa);
 
 } // namespace skippy
 

@@ -31,6 +31,8 @@ case $(uname -m) in
     aarch64 | arm64) variants=(portable neon) ;;
     *) variants=(portable) ;;
 esac
+has=("${variants[@]^^}")
+has=("${has[@]/#/-DSKIPPY_HAS_}")
 flags_of() { # the same as in build.rs
     case $1-$(uname -m) in
         portable-x86_64) echo -march=x86-64 -DSKIPPY_PORTABLE ;;
@@ -53,6 +55,7 @@ compile() { # NAME SOURCE FLAGS...
 for source in kernels/check/*.cpp; do
     compile "check-$(basename "$source" .cpp)" "$source"
 done
+compile dispatch kernels/dispatch.cpp "${has[@]}"
 for variant in "${variants[@]}"; do
     read -ra flags < <(flags_of "$variant")
     for source in kernels/variant/*.cpp; do

@@ -2,6 +2,8 @@
 
 #include "check.h"
 
+#include "../skippy_kernels.h"
+
 #include "ggml-cpu.h"
 
 namespace {
@@ -185,18 +187,16 @@ std::vector<float> Tensor::fill(Bytes & bytes, float size) {
 
 const std::vector<Named> & variants() {
     static const std::vector<Named> all = [] {
-        std::vector<Named> all = { { "portable", &skippy_variant_portable } };
-#if defined(__x86_64__)
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-            all.push_back({ "avx2", &skippy_variant_avx2 });
-            if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-                all.push_back({ "avx512", &skippy_variant_avx512 });
+        const std::pair<const char *, int32_t> isas[] = {
+            { "portable", SKIPPY_ISA_PORTABLE }, { "avx2", SKIPPY_ISA_AVX2 },
+            { "avx512", SKIPPY_ISA_AVX512 },     { "neon", SKIPPY_ISA_NEON },
+        };
+        std::vector<Named> all;
+        for (const auto & [name, isa] : isas) {
+            if (const skippy::Variant * variant = skippy::variant_for(isa)) {
+                all.push_back({ name, variant });
             }
         }
-#elif defined(__aarch64__)
-        all.push_back({ "neon", &skippy_variant_neon });
-#endif
         return all;
     }();
     return all;

@@ -6,7 +6,7 @@
 namespace skippy {
 namespace SKIPPY_VARIANT {
 
-#ifdef SKIPPY_Q4_AVX2
+#ifdef SKIPPY_AVX2
 
 namespace {
 
@@ -28,12 +28,6 @@ struct Parts {
         leasts = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long) (low_leasts | high_leasts << 32)));
     }
 };
-
-inline float total_of(__m256 v) {
-    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
-}
 
 // One row with COLUMNS columns.
 template <int COLUMNS>
@@ -92,25 +86,13 @@ void several(
     }
 }
 
-// Rows that stay in the second cache while all columns pass by.
-constexpr int64_t ROWS_AT_ONCE = 16;
-
 } // namespace
 
 void pack_column(const float * x, int64_t K, ColumnBlock * to) {
-    const __m256  sign = _mm256_set1_ps(-0.0f);
     const __m256i ones = _mm256_set1_epi8(1), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int64_t b = 0; b < K / SUPER; ++b, x += SUPER, ++to) {
-        __m256 most = _mm256_setzero_ps(), none = _mm256_setzero_ps();
-        for (int64_t i = 0; i < SUPER; i += 8) {
-            const __m256 v = _mm256_loadu_ps(x + i);
-            most           = _mm256_max_ps(most, _mm256_andnot_ps(sign, v));
-            none           = _mm256_fmadd_ps(v, _mm256_setzero_ps(), none);
-        }
-        __m128 half         = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
-        half                = _mm_max_ps(half, _mm_movehl_ps(half, half));
-        const float  top     = _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-        const __m256 inverse = _mm256_set1_ps(top > 0.0f ? 127.0f / top : 0.0f);
+        const Extent extent  = extent_of(x, SUPER);
+        const __m256 inverse = _mm256_set1_ps(extent.largest > 0.0f ? 127.0f / extent.largest : 0.0f);
         for (int64_t part = 0; part < PARTS; ++part) {
             const float * from = x + 32 * part;
             const auto    eight = [&](int64_t i) {
@@ -125,8 +107,7 @@ void pack_column(const float * x, int64_t K, ColumnBlock * to) {
             sums                = _mm_hadd_epi32(sums, sums);
             to->sums[part]      = (int16_t) _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
         }
-        // What is no number makes the scale none, and so every product.
-        to->scale = top / 127.0f + total_of(none);
+        to->scale = extent.largest / 127.0f + extent.nothing;
     }
 }
 

@@ -3,13 +3,13 @@
 #ifndef SKIPPY_BLOCKS_Q4_H
 #define SKIPPY_BLOCKS_Q4_H
 
-#include "simd.h"
+#include "avx2.h"
+#include "rows.h"
 
 namespace skippy {
 namespace SKIPPY_VARIANT {
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define SKIPPY_Q4_AVX2
+#ifdef SKIPPY_AVX2
 
 constexpr int64_t SUPER = 256; // elements of a block of blocks
 constexpr int64_t PARTS = 8;   // blocks of 32 in it

@@ -1,5 +1,6 @@
 // Routed experts of few rows: see skippy_kernels.h.
 
+#include "experts.h"
 #include "ops.h"
 #include "products.h"
 
@@ -13,12 +14,10 @@ struct UpsTag;
 struct DownsTag;
 struct PackedTag;
 struct SharedTag;
-struct PlacesTag;
 struct WhichTag;
 struct OutTag;
 struct UpTag;
-
-constexpr int64_t MOST_COLUMNS = 16; // of many, at a time
+struct WeightsTag;
 
 // Columns for matrices of several types, packed once for each type.
 class Packs {
@@ -51,24 +50,20 @@ class Packs {
     Columns              columns[MOST_TYPES];
 };
 
-// Calls `use(expert, places, count)` for each expert that is used, with the places in `ids` that name it.
-template <typename Use> void for_each_expert(const int32_t * ids, int64_t n, Use use) {
-    int32_t * places = scratch<PlacesTag, int32_t>(n);
-    for (int64_t first = 0; first < n; ++first) {
-        bool seen = false;
-        for (int64_t i = 0; i < first && !seen; ++i) {
-            seen = ids[i] == ids[first];
-        }
-        if (seen) {
-            continue;
-        }
-        int64_t count = 0;
-        for (int64_t i = first; i < n; ++i) {
-            if (ids[i] == ids[first]) {
-                places[count++] = (int32_t) i;
-            }
-        }
-        use(ids[first], places, count);
+// gates[i] = silu(gate x) * (up x) of column which[i], for the rows of `share` of slice `at` of both weights.
+void gate_and_up(
+        const ggml_tensor * gate, const ggml_tensor * up, int64_t at, const Share & share, Packs & packs, const int32_t * which,
+        int64_t count, float * const * gates) {
+    const int64_t length = share.end - share.begin;
+    float *       memory = scratch<UpsTag>(count * length);
+    float **      ups    = scratch<UpTag, float *>(count);
+    for (int64_t i = 0; i < count; ++i) {
+        ups[i] = memory + i * length - share.begin;
+    }
+    multiply(Matrix(gate, at), share.begin, share.end, packs.of(gate->type), which, count, gates);
+    multiply(Matrix(up, at), share.begin, share.end, packs.of(up->type), which, count, ups);
+    for (int64_t i = 0; i < count; ++i) {
+        swiglu(gates[i] + share.begin, ups[i] + share.begin, length);
     }
 }
 
@@ -114,27 +109,14 @@ void experts_inner(ggml_tensor * dst, int ith, int nth, void *) {
     Packs     packs(x->ne[0], n, (const float *) x->data, x->nb[1] / sizeof(float));
     int32_t * which = scratch<WhichTag, int32_t>(used * n);
     float **  gates = scratch<OutTag, float *>(used * n);
-    float **  ups   = scratch<UpTag, float *>(used * n);
-    const auto both = [&](const ggml_tensor * gate, const ggml_tensor * up, int64_t at, const Share & share, int64_t count) {
-        const int64_t length = share.end - share.begin;
-        float *       memory = scratch<UpsTag>(count * length);
-        for (int64_t i = 0; i < count; ++i) {
-            ups[i] = memory + i * length - share.begin;
-        }
-        multiply(Matrix(gate, at), share.begin, share.end, packs.of(gate->type), which, count, gates);
-        multiply(Matrix(up, at), share.begin, share.end, packs.of(up->type), which, count, ups);
-        for (int64_t i = 0; i < count; ++i) {
-            swiglu(gates[i] + share.begin, ups[i] + share.begin, length);
-        }
-    };
     const Share share = row_share(F, ith, nth);
     if (share.begin < share.end) {
-        for_each_expert((const int32_t *) ids->data, used * n, [&](int32_t expert, const int32_t * places, int64_t count) {
+        for_each_expert((const int32_t *) ids->data, used * n, gate->ne[2], [&](int32_t expert, const int32_t * places, int64_t count) {
             for (int64_t i = 0; i < count; ++i) {
                 which[i] = places[i] / (int32_t) used;
                 gates[i] = (float *) dst->data + places[i] / used * width + places[i] % used * F;
             }
-            both(gate, up, expert, share, count);
+            gate_and_up(gate, up, expert, share, packs, which, count, gates);
         });
     }
     if (shared_gate != nullptr) {
@@ -144,7 +126,7 @@ void experts_inner(ggml_tensor * dst, int ith, int nth, void *) {
             gates[t] = (float *) dst->data + t * width + used * F;
         }
         if (share.begin < share.end) {
-            both(shared_gate, shared_up, 0, share, n);
+            gate_and_up(shared_gate, shared_up, 0, share, packs, which, n, gates);
         }
     }
 }
@@ -154,28 +136,20 @@ void glu(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * gate = dst->src[1];
     const ggml_tensor * up   = dst->src[2];
     const int64_t       K = x->ne[0], n = x->ne[1];
-    const Share         share  = row_share(gate->ne[1], ith, nth);
-    const int64_t       length = share.end - share.begin;
-    if (length == 0) {
+    const Share         share = row_share(gate->ne[1], ith, nth);
+    if (share.begin == share.end) {
         return;
     }
-    float * memory = scratch<UpsTag>(MOST_COLUMNS * length);
-    for (int64_t first = 0; first < n; first += MOST_COLUMNS) {
-        const int64_t count = least(MOST_COLUMNS, n - first);
+    for (int64_t first = 0; first < n; first += COLUMNS_AT_ONCE) {
+        const int64_t count = least(COLUMNS_AT_ONCE, n - first);
         Packs         packs(K, count, (const float *) ((const char *) x->data + first * x->nb[1]), x->nb[1] / sizeof(float));
-        int32_t       which[MOST_COLUMNS];
-        float *       gates[MOST_COLUMNS];
-        float *       ups[MOST_COLUMNS];
+        int32_t       which[COLUMNS_AT_ONCE];
+        float *       gates[COLUMNS_AT_ONCE];
         for (int64_t c = 0; c < count; ++c) {
             which[c] = (int32_t) c;
             gates[c] = (float *) ((char *) dst->data + (first + c) * dst->nb[1]);
-            ups[c]   = memory + c * length - share.begin;
         }
-        multiply(Matrix(gate), share.begin, share.end, packs.of(gate->type), which, count, gates);
-        multiply(Matrix(up), share.begin, share.end, packs.of(up->type), which, count, ups);
-        for (int64_t c = 0; c < count; ++c) {
-            swiglu(gates[c] + share.begin, ups[c] + share.begin, length);
-        }
+        gate_and_up(gate, up, 0, share, packs, which, count, gates);
     }
 }
 
@@ -189,7 +163,7 @@ void experts_outer(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const float         scale = ((const float *) userdata)[0], lowest = ((const float *) userdata)[1];
     const int64_t       n = inner->ne[1], width = inner->ne[0], used = ids->ne[0], F = down->ne[0];
     const int64_t       N = dst->ne[0], E = logits->ne[0];
-    const Share share  = row_share(N, ith, nth);
+    const Share         share  = row_share(N, ith, nth);
     const int64_t       length = share.end - share.begin;
     if (length == 0) {
         return;
@@ -198,12 +172,13 @@ void experts_outer(ggml_tensor * dst, int ith, int nth, void * userdata) {
     float *    memory = scratch<DownsTag>((used + 1) * n * length);
     int32_t *  which  = scratch<WhichTag, int32_t>(used * n);
     float **   out    = scratch<OutTag, float *>(used * n);
+    float *    weights = scratch<WeightsTag>(used);
     const auto place  = [&](int64_t at) { return memory + at * length; };
     Columns    columns(down->type, F, used * n, scratch<PackedTag>(Columns::floats(down->type, F, used * n)));
     for (int64_t at = 0; at < used * n; ++at) {
         columns.set(at, (const float *) inner->data + at / used * width + at % used * F);
     }
-    for_each_expert((const int32_t *) ids->data, used * n, [&](int32_t expert, const int32_t * places, int64_t count) {
+    for_each_expert((const int32_t *) ids->data, used * n, E, [&](int32_t expert, const int32_t * places, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
             out[i] = place(places[i]) - share.begin;
         }
@@ -220,17 +195,12 @@ void experts_outer(ggml_tensor * dst, int ith, int nth, void * userdata) {
         multiply(Matrix(shared_down), share.begin, share.end, columns, which, n, out);
     }
     for (int64_t t = 0; t < n; ++t) {
-        const int32_t * chosen = (const int32_t *) ids->data + t * used;
-        const float *   logit  = (const float *) logits->data + t * E;
-        float           sum    = 0.0f;
+        const float * logit = (const float *) logits->data + t * E;
+        expert_weights(logit, (const int32_t *) ids->data + t * used, used, scale, lowest, weights);
+        float *       to   = (float *) dst->data + t * N + share.begin;
+        const float * from = (const float *) residual->data + t * N + share.begin;
         for (int64_t i = 0; i < used; ++i) {
-            sum += sigmoid(logit[chosen[i]]);
-        }
-        const float   divisor = lowest > 0.0f ? (sum < lowest ? lowest : sum) : 1.0f;
-        float *       to      = (float *) dst->data + t * N + share.begin;
-        const float * from    = (const float *) residual->data + t * N + share.begin;
-        for (int64_t i = 0; i < used; ++i) {
-            const float   weight = sigmoid(logit[chosen[i]]) / divisor * scale;
+            const float   weight = weights[i];
             const float * value  = place(t * used + i);
             for (int64_t m = 0; m < length; ++m) {
                 to[m] = i == 0 ? weight * value[m] : to[m] + weight * value[m];

@@ -10,24 +10,22 @@ namespace {
 
 struct Packed;
 
-constexpr int64_t MOST = 16; // columns at a time
-
 } // namespace
 
 void matmul_rows(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * weight = dst->src[0];
     const ggml_tensor * rows   = dst->src[1];
     const int64_t       K = weight->ne[0], n = rows->ne[1];
-    const Share share = row_share(weight->ne[1], ith, nth);
+    const Share         share = row_share(weight->ne[1], ith, nth);
     if (share.begin == share.end) {
         return;
     }
-    Columns columns(weight->type, K, MOST, scratch<Packed>(Columns::floats(weight->type, K, MOST)));
+    Columns columns(weight->type, K, COLUMNS_AT_ONCE, scratch<Packed>(Columns::floats(weight->type, K, COLUMNS_AT_ONCE)));
     for (int64_t b = 0; b < rows->ne[2]; ++b) {
-        for (int64_t first = 0; first < n; first += MOST) {
-            const int64_t count = least(MOST, n - first);
-            int32_t       which[MOST];
-            float *       out[MOST];
+        for (int64_t first = 0; first < n; first += COLUMNS_AT_ONCE) {
+            const int64_t count = least(COLUMNS_AT_ONCE, n - first);
+            int32_t       which[COLUMNS_AT_ONCE];
+            float *       out[COLUMNS_AT_ONCE];
             for (int64_t c = 0; c < count; ++c) {
                 columns.set(c, (const float *) ((const char *) rows->data + b * rows->nb[2] + (first + c) * rows->nb[1]));
                 which[c] = (int32_t) c;

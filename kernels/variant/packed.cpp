@@ -1,13 +1,13 @@
 // Products with many rows that are packed once, by all threads: see skippy_kernels.h. Q4_K only.
 
 #include "blocks_q4.h"
+#include "experts.h"
 #include "ops.h"
-#include "rows.h"
 
 namespace skippy {
 namespace SKIPPY_VARIANT {
 
-#ifdef SKIPPY_Q4_AVX2
+#ifdef SKIPPY_AVX2
 
 namespace {
 
@@ -15,8 +15,6 @@ struct ColumnsTag;
 struct OutTag;
 struct UpTag;
 struct ValuesTag;
-struct CountsTag;
-struct PlacesTag;
 struct WeightsTag;
 
 // Packed columns of a tensor [bytes, n].
@@ -39,37 +37,6 @@ void multiply(
     const char * first = (const char *) weight->data + at * weight->nb[2] + rows.begin * weight->nb[1];
     multiply_q4(first, weight->nb[1], rows.end - rows.begin, weight->ne[0] / SUPER, columns, n, out);
 }
-
-// The places of `ids` by the expert that they name, each expert's in their order.
-struct Buckets {
-    const int32_t * places;
-    const int32_t * first;  // [E + 1]
-
-    Buckets(const int32_t * ids, int64_t n, int64_t E) {
-        int32_t * counts = scratch<CountsTag, int32_t>(E + 1);
-        int32_t * sorted = scratch<PlacesTag, int32_t>(n);
-        fill(counts, E + 1, 0);
-        for (int64_t i = 0; i < n; ++i) {
-            ++counts[ids[i]];
-        }
-        int32_t before = 0;
-        for (int64_t e = 0; e <= E; ++e) {
-            const int32_t count = counts[e];
-            counts[e]           = before;
-            before += count;
-        }
-        for (int64_t i = 0; i < n; ++i) {
-            sorted[counts[ids[i]]++] = (int32_t) i;
-        }
-        // Every count has become the start of the next expert.
-        for (int64_t e = E; e > 0; --e) {
-            counts[e] = counts[e - 1];
-        }
-        counts[0] = 0;
-        places    = sorted;
-        first     = counts;
-    }
-};
 
 } // namespace
 
@@ -124,17 +91,14 @@ void experts_inner_packed(ggml_tensor * dst, int ith, int nth, void *) {
             swiglu(gates[i], ups[i], length);
         }
     };
-    const Buckets buckets((const int32_t *) ids->data, used * n, gate->ne[2]);
-    const Share   share = row_share(F, ith, nth);
-    for (int64_t e = 0; e < gate->ne[2]; ++e) {
-        const int32_t * places = buckets.places + buckets.first[e];
-        const int64_t   count  = buckets.first[e + 1] - buckets.first[e];
+    const Share share = row_share(F, ith, nth);
+    for_each_expert((const int32_t *) ids->data, used * n, gate->ne[2], [&](int32_t expert, const int32_t * places, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
             columns[i] = packed.column(places[i] / used);
             gates[i]   = (float *) dst->data + places[i] / used * width + places[i] % used * F + share.begin;
         }
-        both(gate, up, e, share, count);
-    }
+        both(gate, up, expert, share, count);
+    });
     if (shared_gate != nullptr) {
         const Share share = row_share(shared_gate->ne[1], ith, nth);
         for (int64_t t = 0; t < n; ++t) {
@@ -162,17 +126,8 @@ void experts_outer_packed(ggml_tensor * dst, int ith, int nth, void * userdata) 
     float *              weights = scratch<WeightsTag>(used * n);
 
     for (int64_t t = 0; t < n; ++t) {
-        const int32_t * chosen = (const int32_t *) ids->data + t * used;
-        const float *   logit  = (const float *) logits->data + t * E;
-        float           sum    = 0.0f;
-        for (int64_t i = 0; i < used; ++i) {
-            weights[t * used + i] = sigmoid(logit[chosen[i]]);
-            sum += weights[t * used + i];
-        }
-        const float divisor = lowest > 0.0f ? (sum < lowest ? lowest : sum) : 1.0f;
-        for (int64_t i = 0; i < used; ++i) {
-            weights[t * used + i] = weights[t * used + i] / divisor * scale;
-        }
+        const float * logit = (const float *) logits->data + t * E;
+        expert_weights(logit, (const int32_t *) ids->data + t * used, used, scale, lowest, weights + t * used);
         memcpy((float *) dst->data + t * N + share.begin, (const float *) residual->data + t * N + share.begin,
                length * sizeof(float));
     }
@@ -192,15 +147,12 @@ void experts_outer_packed(ggml_tensor * dst, int ith, int nth, void * userdata) 
         }
     };
     // Ids of a row ascend, so each row adds up its experts in their order.
-    const Buckets buckets((const int32_t *) ids->data, used * n, E);
-    for (int64_t e = 0; e < E; ++e) {
-        const int32_t * places = buckets.places + buckets.first[e];
-        const int64_t   count  = buckets.first[e + 1] - buckets.first[e];
+    for_each_expert((const int32_t *) ids->data, used * n, E, [&](int32_t expert, const int32_t * places, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
             columns[i] = packed.column(places[i] / used, places[i] % used * blocks);
         }
-        add(down, e, count, [&](int64_t i) { return places[i] / used; }, [&](int64_t i) { return weights[places[i]]; });
-    }
+        add(down, expert, count, [&](int64_t i) { return places[i] / used; }, [&](int64_t i) { return weights[places[i]]; });
+    });
     if (shared_down != nullptr) {
         for (int64_t t = 0; t < n; ++t) {
             columns[t] = packed.column(t, used * blocks);

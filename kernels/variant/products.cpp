@@ -9,10 +9,6 @@
 
 #include "blocks_q4.h"
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define SKIPPY_Q8_0_AVX2
-#endif
-
 namespace skippy {
 namespace SKIPPY_VARIANT {
 
@@ -37,7 +33,7 @@ void any_type(
 // Against ggml's columns of 8 bits, a weight costs more to unpack and a column less to multiply with; and no product is
 // rounded before the sum. |weight| <= 128 and |x| < 2^15: a sum of four products fits 32 bits.
 
-#ifdef SKIPPY_Q8_0_AVX2
+#ifdef SKIPPY_AVX2
 
 inline __m256i widened(const int8_t * quants) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *) quants));
@@ -97,9 +93,6 @@ void q8_columns(
     }
 }
 
-// Rows that stay in the second cache while all columns pass by: a large matrix is read from memory once.
-constexpr int64_t ROWS_AT_ONCE = 16;
-
 void q8_0(
         const Matrix & matrix, int64_t begin, int64_t end, const Columns & columns, const int32_t * which, int64_t n,
         float * const * out) {
@@ -120,30 +113,10 @@ void q8_0(
     }
 }
 
-inline float largest_of(__m256 v) {
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half        = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-}
-
-inline float total_of(__m256 v) {
-    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
-}
-
-// A column as integers of 16 bits with the largest value at 32767; returns their scale. What is no number makes the scale
-// none, and so every product.
+// A column as integers of 16 bits with the largest value at 32767; returns their scale.
 float widen(const float * x, int64_t K, int16_t * out) {
-    const __m256 sign    = _mm256_set1_ps(-0.0f);
-    __m256       largest = _mm256_setzero_ps(), nothing = _mm256_setzero_ps();
-    for (int64_t i = 0; i < K; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        largest        = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v));
-        nothing        = _mm256_fmadd_ps(v, _mm256_setzero_ps(), nothing);
-    }
-    const float  top     = largest_of(largest);
-    const __m256 inverse = _mm256_set1_ps(top != 0.0f ? 32767.0f / top : 0.0f);
+    const Extent extent  = extent_of(x, K);
+    const __m256 inverse = _mm256_set1_ps(extent.largest != 0.0f ? 32767.0f / extent.largest : 0.0f);
     for (int64_t i = 0; i < K; i += 16) {
         const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse));
         const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), inverse));
@@ -151,19 +124,17 @@ float widen(const float * x, int64_t K, int16_t * out) {
         const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
         _mm256_storeu_si256((__m256i *) (out + i), packed);
     }
-    return top / 32767.0f + total_of(nothing);
+    return extent.largest / 32767.0f + extent.nothing;
 }
 
-#ifdef SKIPPY_Q4_AVX2
 void q4_k(
         const Matrix & matrix, int64_t begin, int64_t end, const Columns & columns, const int32_t * which, int64_t n,
         float * const * out) {
-    constexpr int64_t   MOST  = 16;
     const char *        first = matrix.data + begin * matrix.stride;
-    const ColumnBlock * picked[MOST];
-    float *             to[MOST];
-    for (int64_t done = 0; done < n; done += MOST) {
-        const int64_t count = least(MOST, n - done);
+    const ColumnBlock * picked[COLUMNS_AT_ONCE];
+    float *             to[COLUMNS_AT_ONCE];
+    for (int64_t done = 0; done < n; done += COLUMNS_AT_ONCE) {
+        const int64_t count = least(COLUMNS_AT_ONCE, n - done);
         for (int64_t i = 0; i < count; ++i) {
             picked[i] = (const ColumnBlock *) columns.column(which[done + i]);
             to[i]     = out[done + i] + begin;
@@ -171,8 +142,6 @@ void q4_k(
         multiply_q4(first, matrix.stride, end - begin, matrix.K / SUPER, picked, count, to);
     }
 }
-#endif
-
 constexpr bool WIDE = true;
 #else
 constexpr bool WIDE = false;
@@ -183,7 +152,7 @@ bool is_wide(ggml_type type) {
 }
 
 size_t column_bytes(ggml_type type, int64_t K) {
-#ifdef SKIPPY_Q4_AVX2
+#ifdef SKIPPY_AVX2
     if (type == GGML_TYPE_Q4_K) {
         return K / SUPER * sizeof(ColumnBlock);
     }
@@ -210,13 +179,11 @@ Columns::Columns(ggml_type type, int64_t K, int64_t n, float * memory)
 
 void Columns::set(int64_t at, const float * x) {
     char * to = packed + at * stride;
-#ifdef SKIPPY_Q4_AVX2
+#ifdef SKIPPY_AVX2
     if (type == GGML_TYPE_Q4_K) {
         pack_column(x, K, (ColumnBlock *) to);
         return;
     }
-#endif
-#ifdef SKIPPY_Q8_0_AVX2
     if (is_wide(type)) {
         scales[at] = widen(x, K, (int16_t *) to);
         return;
@@ -232,13 +199,11 @@ void Columns::set(int64_t at, const float * x) {
 void multiply(
         const Matrix & matrix, int64_t begin, int64_t end, const Columns & columns, const int32_t * which, int64_t n,
         float * const * out) {
-#ifdef SKIPPY_Q8_0_AVX2
+#ifdef SKIPPY_AVX2
     if (is_wide(matrix.type)) {
         q8_0(matrix, begin, end, columns, which, n, out);
         return;
     }
-#endif
-#ifdef SKIPPY_Q4_AVX2
     if (matrix.type == GGML_TYPE_Q4_K) {
         q4_k(matrix, begin, end, columns, which, n, out);
         return;

@@ -10,6 +10,12 @@
 namespace skippy {
 namespace SKIPPY_VARIANT {
 
+// Rows of a matrix that stay in the second cache while all columns pass by: a large matrix is read from memory once.
+constexpr int64_t ROWS_AT_ONCE = 16;
+
+// Columns that a product takes at a time, where there may be any number of them.
+constexpr int64_t COLUMNS_AT_ONCE = 16;
+
 // The rows of a 2-D tensor of f32, f16 or Q8_0, as f32.
 class Rows {
   public:
