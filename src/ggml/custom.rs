@@ -167,28 +167,26 @@ impl<'g> Graph<'g> {
         shared: Option<[Tensor<'g>; 3]>,
         (scale, least): (f32, f32),
     ) -> Option<Tensor<'g>> {
-        let (a, i, l, r) = (x.shape(), ids.shape(), logits.shape(), residual.shape());
-        let ([k, f, e, _], out) = (routed[0].shape(), routed[2].shape());
+        let ([k, f, e, _], [_, n, ..]) = (routed[0].shape(), x.shape());
+        let (used, n_embd) = (ids.shape()[0], residual.shape()[0]);
         let s = shared.map_or(0, |[gate, ..]| gate.shape()[1]);
-        let width = i[0].saturating_mul(f).saturating_add(s);
-        // Inner rows are packed whole: each expert's part must be whole blocks by itself.
-        let bytes = |ty, n| packed_bytes(ty, n).filter(|_| packed_bytes(ty, f).is_some());
+        let width = used.saturating_mul(f).saturating_add(s);
         let ty = routed[0].ty();
         let alike = |w: &Tensor<'g>| w.ty() == ty && rows_are_dense(w);
-        if !routed.iter().chain(shared.iter().flatten()).all(alike) || (s > 0 && packed_bytes(ty, s).is_none()) {
+        // Inner rows are packed whole: each expert's part must be whole blocks by itself.
+        let whole = packed_bytes(ty, f).is_some() && (s == 0 || packed_bytes(ty, s).is_some());
+        if !whole || !routed.iter().chain(shared.iter().flatten()).all(alike) {
             return None;
         }
-        let (of_x, of_inner) = (bytes(ty, k)?, bytes(ty, width)?);
-        let n = a[1];
-        let flat = |x: &Tensor<'g>, shape| x.shape() == shape && x.is_contiguous();
-        let sound = a == [k, n, 1, 1] && routed[1].shape() == [k, f, e, 1] && out == [f, r[0], e, 1];
-        let sound = sound && flat(&ids, [i[0], n, 1, 1]) && ids.ty() == I32;
-        let sound = sound && flat(&logits, [e, n, 1, 1]) && flat(&residual, [r[0], n, 1, 1]) && l[1] == n;
-        let sound = sound && logits.ty() == F32 && residual.ty() == F32;
-        let sound = sound
-            && shared.is_none_or(|[gate, up, down]| {
-                [gate.shape(), up.shape(), down.shape()] == [[k, s, 1, 1], [k, s, 1, 1], [s, r[0], 1, 1]]
-            });
+        let (of_x, of_inner) = (packed_bytes(ty, k)?, packed_bytes(ty, width)?);
+        let flat = |x: &Tensor<'g>, ty, shape| x.ty() == ty && x.shape() == shape && x.is_contiguous();
+        let shapes = |[gate, up, down]: [Tensor<'g>; 3], inner, experts| {
+            let wide = [k, inner, experts, 1];
+            [gate.shape(), up.shape(), down.shape()] == [wide, wide, [inner, n_embd, experts, 1]]
+        };
+        let sound = x.shape() == [k, n, 1, 1] && flat(&ids, I32, [used, n, 1, 1]);
+        let sound = sound && flat(&logits, F32, [e, n, 1, 1]) && flat(&residual, F32, [n_embd, n, 1, 1]);
+        let sound = sound && shapes(routed, f, e) && shared.is_none_or(|shared| shapes(shared, s, 1));
         let first = [self.packed(x, of_x), ids, routed[0], routed[1]];
         let first: Vec<_> = first.into_iter().chain(shared.iter().flat_map(|[gate, up, _]| [*gate, *up])).collect();
         let body = (ffi::skippy_op_experts_inner_packed as Body, std::ptr::null_mut());
@@ -196,7 +194,7 @@ impl<'g> Graph<'g> {
         let second = [self.packed(inner, of_inner), ids, logits, residual, routed[2]];
         let second: Vec<_> = second.into_iter().chain(shared.iter().map(|[.., down]| *down)).collect();
         let body = (ffi::skippy_op_experts_outer_packed as Body, self.constants([scale, least]));
-        Some(self.custom("experts_outer_packed", sound, F32, [r[0], n, 1], &second, body))
+        Some(self.custom("experts_outer_packed", sound, F32, [n_embd, n, 1], &second, body))
     }
 
     /// Numbers that a body reads, kept while the graph lives.

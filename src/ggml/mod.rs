@@ -16,7 +16,7 @@ mod quantize;
 mod tests;
 mod upstream;
 
-pub use compute::Computer;
+pub use compute::{Computer, Evaluated};
 pub use graph::{Arena, Graph, Tensor};
 pub use leaf::{Leaf, Memory};
 pub use ops::Rope;

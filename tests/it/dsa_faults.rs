@@ -2,7 +2,7 @@
 
 use crate::support::{
     TestPackage,
-    dsa::{self, load},
+    dsa::{self, load, three_sequences},
     editing::{Bytes, Model},
 };
 use skippy_stage::{
@@ -10,25 +10,14 @@ use skippy_stage::{
     llama::KvType,
     stage::{
         Boundary, DraftRow, Purpose, Row, SeqId, StageBatch, StageEngine, StageError, StageInput,
-        dsa::{DraftAttention, DsaStage, DsaStageError, DsaStageOptions, Switches},
+        dsa::{DsaStage, DsaStageError, DsaStageOptions},
     },
 };
 
 const LAYERS: u32 = dsa::LAYERS;
 
-fn options(cache_type: KvType) -> DsaStageOptions {
-    DsaStageOptions {
-        n_ctx_seq: 64,
-        n_batch: 48,
-        n_seq_max: 3,
-        cache_type,
-        drafts: Some(DraftAttention::Sparse),
-        switches: Switches::default(),
-    }
-}
-
 fn whole(package: &TestPackage) -> DsaStage {
-    load(package, 0, LAYERS, &options(KvType::F32)).unwrap()
+    load(package, 0, LAYERS, &three_sequences(KvType::F32)).unwrap()
 }
 
 fn refused(stage: &mut DsaStage, tokens: &[i32], rows: &[Row]) -> String {
@@ -74,7 +63,7 @@ fn batches_that_contradict_the_stage() {
 #[test]
 fn inputs_of_the_wrong_kind_or_width() {
     let package = dsa::package();
-    let (mut first, mut last) = (whole(&package), load(&package, 4, LAYERS, &options(KvType::F32)).unwrap());
+    let (mut first, mut last) = (whole(&package), load(&package, 4, LAYERS, &three_sequences(KvType::F32)).unwrap());
     let rows = dsa::rows(0, 0, 2);
     let hidden = vec![0.25; 2 * 96];
     fn message(stage: &mut DsaStage, input: StageInput<'_>) -> String {
@@ -140,8 +129,9 @@ fn drafts_that_cannot_be_had() {
         let rows: Vec<_> = rows.iter().map(|(seq, token)| DraftRow { seq: SeqId(*seq), token: *token }).collect();
         stage.draft(&rows).map(<[f32]>::len).map_err(|error| error.to_string())
     };
-    let mut without = load(&package, 0, LAYERS, &DsaStageOptions { drafts: None, ..options(KvType::F32) }).unwrap();
-    let mut front = load(&package, 0, 4, &options(KvType::F32)).unwrap();
+    let mut without =
+        load(&package, 0, LAYERS, &DsaStageOptions { drafts: None, ..three_sequences(KvType::F32) }).unwrap();
+    let mut front = load(&package, 0, 4, &three_sequences(KvType::F32)).unwrap();
     for stage in [&mut without, &mut front] {
         assert!(!stage.shape().drafts);
         assert!(draft(stage, &[(0, 1)]).unwrap_err().contains("no draft head"));
@@ -200,20 +190,20 @@ fn load_error(package: &TestPackage, start: u32, end: u32, options: &DsaStageOpt
 
 #[test]
 fn a_stage_of_the_mtp_block_alone() {
-    let error = load_error(&dsa::package(), 6, 7, &options(KvType::F32));
+    let error = load_error(&dsa::package(), 6, 7, &three_sequences(KvType::F32));
     assert!(matches!(error, DsaStageError::NoTrunk { trunk: 6, .. }), "{error}");
     assert!(error.to_string().contains("the MTP block starts at 6"), "{error}");
 }
 
 #[test]
 fn a_cache_type_that_cannot_hold_a_row() {
-    let error = load_error(&dsa::package(), 0, 7, &options(KvType::Q8_0)).to_string();
+    let error = load_error(&dsa::package(), 0, 7, &three_sequences(KvType::Q8_0)).to_string();
     assert_eq!(error, "a cache of type q8_0 holds rows in blocks of 32, but a row of this model has 48 elements");
 }
 
 #[test]
 fn a_cache_larger_than_the_address_space() {
-    let options = DsaStageOptions { n_ctx_seq: u32::MAX, n_seq_max: u32::MAX, ..options(KvType::F32) };
+    let options = DsaStageOptions { n_ctx_seq: u32::MAX, n_seq_max: u32::MAX, ..three_sequences(KvType::F32) };
     let error = load_error(&dsa::package(), 0, 7, &options).to_string();
     assert!(error.contains("could not allocate"), "{error}");
 }
@@ -268,7 +258,7 @@ fn tensors_that_break_the_contract_are_named_with_their_file() {
     for (edit, file, what) in cases {
         let mut model = Model::open(&dsa::fixture("model.gguf"));
         edit(&mut model);
-        let error = load_error(&model.package(), 0, LAYERS, &options(KvType::F32)).to_string();
+        let error = load_error(&model.package(), 0, LAYERS, &three_sequences(KvType::F32)).to_string();
         assert!(error.contains(file) && error.contains(what), "{file}, {what}: {error}");
     }
 }
@@ -284,7 +274,7 @@ fn metadata_that_breaks_the_contract() {
     ] {
         let mut model = Model::open(&dsa::fixture("model.gguf"));
         model.metadata.set(format!("glm-dsa.{key}"), value);
-        let error = load_error(&model.package(), 0, LAYERS, &options(KvType::F32)).to_string();
+        let error = load_error(&model.package(), 0, LAYERS, &three_sequences(KvType::F32)).to_string();
         assert!(error.contains(what) && error.contains("shared/metadata.gguf"), "{key}: {error}");
     }
 }

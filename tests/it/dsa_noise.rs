@@ -2,7 +2,7 @@
 
 use crate::support::{
     TestPackage,
-    dsa::{self, load},
+    dsa::{self, load, three_sequences},
     editing::{Bytes, Model},
 };
 use skippy_stage::{
@@ -11,27 +11,16 @@ use skippy_stage::{
     policy::Path,
     stage::{
         Boundary, DraftRow, Purpose, Row, SeqId, Span, StageBatch, StageEngine, StageInput, StageOutput,
-        dsa::{DraftAttention, DsaStage, DsaStageOptions, Switches},
+        dsa::{DsaStage, DsaStageOptions},
     },
 };
 
 const LAYERS: u32 = dsa::LAYERS;
 
-fn options(cache_type: KvType) -> DsaStageOptions {
-    DsaStageOptions {
-        n_ctx_seq: 64,
-        n_batch: 48,
-        n_seq_max: 3,
-        cache_type,
-        drafts: Some(DraftAttention::Sparse),
-        switches: Switches::default(),
-    }
-}
-
 /// Whatever the weights are, passes end: prompts by every path, decoding beside others, verify windows, drafts.
 fn run_everything(package: &TestPackage, cache_type: KvType) {
     for path in Path::ALL {
-        let mut stage = load(package, 0, LAYERS, &options(cache_type)).unwrap();
+        let mut stage = load(package, 0, LAYERS, &three_sequences(cache_type)).unwrap();
         let ids = Bytes::new(3).ids(48, 512);
         let forward = |stage: &mut DsaStage, spans: &[(u32, u32, usize, Purpose)]| {
             let rows: Vec<Row> = spans.iter().flat_map(|(seq, pos, n, _)| dsa::rows(*seq, *pos, *n)).collect();
@@ -95,7 +84,7 @@ fn blocks_of_noise() {
 fn hidden_rows_that_are_no_numbers() {
     let package = dsa::package();
     for value in [f32::NAN, f32::INFINITY, f32::MAX, -0.0] {
-        let mut stage = load(&package, 4, LAYERS, &options(KvType::F16)).unwrap();
+        let mut stage = load(&package, 4, LAYERS, &three_sequences(KvType::F16)).unwrap();
         let (hidden, rows, tokens) = (vec![value; 40 * 96], dsa::rows(0, 0, 40), vec![7; 40]);
         let spans = [Span { seq: SeqId(0), purpose: Purpose::Prefill { prompt: 40 }, path: None, drafts: true }];
         let batch = StageBatch {
@@ -135,7 +124,7 @@ fn rows_that_are_no_numbers_leave_no_trace() {
         }
         all
     };
-    let options = |cache_type| DsaStageOptions { n_ctx_seq: 256, n_batch: 200, ..options(cache_type) };
+    let options = |cache_type| DsaStageOptions { n_ctx_seq: 256, n_batch: 200, ..three_sequences(cache_type) };
     for path in Path::ALL {
         for cache_type in [KvType::F32, KvType::F16] {
             let mut fresh = load(&package, 4, LAYERS, &options(cache_type)).unwrap();

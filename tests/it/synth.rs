@@ -7,7 +7,6 @@ use skippy_stage::{
     package::{
         LayerRange, Package, StageFiles, Verify,
         synth::{Dimensions, SynthRequest, synthesise},
-        write::Progress,
     },
     policy::Resolver,
     stage::{
@@ -38,13 +37,6 @@ const TINY: Dimensions = Dimensions {
     ..Dimensions::GLM_5_2
 };
 
-struct Quiet;
-
-impl Progress for Quiet {
-    fn start(&self, _: u64) {}
-    fn add(&self, _: u64) {}
-}
-
 struct Slice {
     package: Package,
     dir: tempfile::TempDir,
@@ -63,7 +55,7 @@ impl Slice {
             keep_source: None,
             jobs: 1,
         };
-        synthesise(&request, &Quiet).unwrap();
+        synthesise(&request, &()).unwrap();
         Self { package: Package::open(&request.out_dir).unwrap(), dir }
     }
 

@@ -1,10 +1,10 @@
 //! Random-weight slices of a large GLM-DSA model, so that a whole stage of it can be measured on a small machine.
 //!
 //! A slice is a model of its own, since a package has a fragment for every layer that it counts: the layers asked for
-//! become blocks `0..n`, with the exact tensors that [`Config`](crate::package::glm_dsa::Config) derives from the metadata. Each keeps its feed-forward
-//! part, dense or of experts, and its IndexShare role; only the first one is made full, because a model that starts on a
-//! shared layer cannot be computed. The vocabulary is a tiny one without tokenizer, enough to feed the first block and to
-//! compare what leaves the last. Model id, `general.description` and README say what was reduced.
+//! become blocks `0..n`, with the exact tensors that [`Config`](crate::package::glm_dsa::Config) derives from the metadata.
+//! Each keeps its feed-forward part, dense or of experts, and its IndexShare role; only the first one is made full, because
+//! a model that starts on a shared layer cannot be computed. The vocabulary is a tiny one without tokenizer, enough to feed
+//! the first block and to compare what leaves the last. Model id, `general.description` and README say what was reduced.
 //!
 //! [`Dimensions::GLM_5_2`] holds the sizes of GLM-5.2 as its published configuration and converted files state them. No
 //! weight of it is used: matrices are random blocks (`blocks.rs`), norms are 1, router and biases are f32.

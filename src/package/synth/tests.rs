@@ -27,13 +27,6 @@ const TINY: Dimensions = Dimensions {
     ..Dimensions::GLM_5_2
 };
 
-struct Quiet;
-
-impl Progress for Quiet {
-    fn start(&self, _: u64) {}
-    fn add(&self, _: u64) {}
-}
-
 fn request(dir: &Path, layers: &str, ty: GgmlType) -> SynthRequest {
     SynthRequest {
         dimensions: TINY,
@@ -52,13 +45,13 @@ fn a_slice_keeps_the_contract_and_says_what_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source.gguf");
     let request = SynthRequest { keep_source: Some(source.clone()), ..request(dir.path(), "2..8", GgmlType::Q4_K) };
-    let written = synthesise(&request, &Quiet).unwrap();
+    let written = synthesise(&request, &()).unwrap();
     assert_eq!(written.manifest.layer_count, 6);
     assert_eq!(written.manifest.model_id, "synthetic/tiny-layers-2-8-experts-4:q4_K");
     let report = contract(&request.out_dir, true);
     assert!(report.ok, "{:?}", report.issues);
     assert_eq!(report.model.unwrap().roles.to_string(), "FSSSFS");
-    assert!(validate(&source, &request.out_dir, 2, &Quiet).unwrap().valid);
+    assert!(validate(&source, &request.out_dir, 2, &()).unwrap().valid);
 
     let metadata = GgufFile::open(&request.out_dir.join("shared/metadata.gguf")).unwrap();
     let metadata = &metadata.gguf().metadata;
@@ -72,7 +65,7 @@ fn a_slice_keeps_the_contract_and_says_what_it_is() {
 fn a_shared_layer_that_comes_first_is_made_full() {
     let dir = tempfile::tempdir().unwrap();
     let request = request(dir.path(), "3..6", GgmlType::Q4_K);
-    synthesise(&request, &Quiet).unwrap();
+    synthesise(&request, &()).unwrap();
     let report = contract(&request.out_dir, false);
     assert!(report.ok, "{:?}", report.issues);
     assert_eq!(report.model.unwrap().roles.to_string(), "FSS");
@@ -96,7 +89,7 @@ fn the_same_seed_writes_the_same_bytes_and_tensors_differ() {
             keep_source: Some(source.clone()),
             ..request(dir.path(), "0..4", GgmlType::Q8_0)
         };
-        synthesise(&request, &Quiet).unwrap();
+        synthesise(&request, &()).unwrap();
         let source = Source::open(&source).unwrap();
         source
             .tensors()
@@ -119,7 +112,7 @@ fn roles_of_glm_5_2() {
 fn what_the_model_does_not_have_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let base = request(dir.path(), "3..6", GgmlType::Q4_K);
-    let refused = |request: SynthRequest| synthesise(&request, &Quiet).unwrap_err().to_string();
+    let refused = |request: SynthRequest| synthesise(&request, &()).unwrap_err().to_string();
     let layers = refused(SynthRequest { layers: "11..13".parse().unwrap(), ..base.clone() });
     assert!(layers.contains("11..13") && layers.contains("0..12"), "{layers}");
     for experts in [1, 13] {

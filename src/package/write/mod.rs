@@ -148,6 +148,12 @@ pub trait Progress: Sync {
     fn add(&self, bytes: u64);
 }
 
+/// Nobody watches.
+impl Progress for () {
+    fn start(&self, _: u64) {}
+    fn add(&self, _: u64) {}
+}
+
 /// Writes the package, or goes on with one that was begun.
 ///
 /// # Errors

@@ -181,10 +181,7 @@ impl<'a, 'g> Pass<'a, 'g> {
                 let logits = self.mm(g.leaf(router), normed);
                 // Not ggml's sort: scores that are no numbers, as broken weights give, make it run out of bounds.
                 let chosen = (logits, g.route(logits, bias, self.dims.experts_used));
-                if self.few {
-                    return self.few_experts(x, normed, chosen, routed, shared.as_ref());
-                }
-                if let Some(out) = self.packed_experts(x, normed, chosen, routed, shared.as_ref()) {
+                if let Some(out) = self.kernel_experts(x, normed, chosen, routed, shared.as_ref()) {
                     return out;
                 }
                 let routed = self.experts(normed, chosen, routed);
@@ -197,24 +194,9 @@ impl<'a, 'g> Pass<'a, 'g> {
         g.add(out, x)
     }
 
-    /// [`Pass::experts`] of few rows, the shared expert and the residual included, in few operations.
-    fn few_experts(
-        &self,
-        x: Tensor<'g>,
-        normed: Tensor<'g>,
-        (logits, ids): (Tensor<'g>, Tensor<'g>),
-        routed: &'g Glu,
-        shared: Option<&'g Glu>,
-    ) -> Tensor<'g> {
-        let g = self.g;
-        let pair = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up)];
-        let inner = g.experts_inner(normed, ids, pair(routed), shared.map(pair));
-        let shared = shared.map(|shared| g.leaf(&shared.down));
-        g.experts_outer((inner, ids, logits, x), g.leaf(&routed.down), shared, self.expert_weights())
-    }
-
-    /// The same of many rows, where the types of all weights have kernels for that.
-    fn packed_experts(
+    /// [`Pass::experts`], the shared expert and the residual included, in few operations of our own: of few rows, and of many
+    /// where the types of all weights have kernels for that.
+    fn kernel_experts(
         &self,
         x: Tensor<'g>,
         normed: Tensor<'g>,
@@ -222,14 +204,16 @@ impl<'a, 'g> Pass<'a, 'g> {
         routed: &'g Glu,
         shared: Option<&'g Glu>,
     ) -> Option<Tensor<'g>> {
-        let g = self.g;
-        let all = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up), g.leaf(&glu.down)];
-        g.experts_many((normed, ids, logits, x), all(routed), shared.map(all), self.expert_weights())
-    }
-
-    /// What the weights of chosen experts are scaled by, and the least sum that they are divided by; 0 for not at all.
-    fn expert_weights(&self) -> (f32, f32) {
-        (self.dims.expert_scale, if self.dims.expert_norm { MIN_WEIGHT_SUM } else { 0.0 })
+        let (g, d) = (self.g, self.dims);
+        let leaves = |glu: &'g Glu| [g.leaf(&glu.gate), g.leaf(&glu.up), g.leaf(&glu.down)];
+        let (routed, shared) = (leaves(routed), shared.map(leaves));
+        let weights = (d.expert_scale, if d.expert_norm { MIN_WEIGHT_SUM } else { 0.0 });
+        if !self.few {
+            return g.experts_many((normed, ids, logits, x), routed, shared, weights);
+        }
+        let ([gate, up, down], shared_inner) = (routed, shared.map(|[gate, up, _]| [gate, up]));
+        let inner = g.experts_inner(normed, ids, [gate, up], shared_inner);
+        Some(g.experts_outer((inner, ids, logits, x), down, shared.map(|[.., down]| down), weights))
     }
 
     fn glu(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
@@ -252,14 +236,7 @@ impl<'a, 'g> Pass<'a, 'g> {
     fn experts(&self, x: Tensor<'g>, (logits, ids): (Tensor<'g>, Tensor<'g>), routed: &'g Glu) -> Tensor<'g> {
         let (g, d) = (self.g, self.dims);
         let n = x.shape()[1];
-        let scores = g.sigmoid(logits);
-        let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
-        let mut weights = g.reshape(weights, [d.experts_used, n, 1, 1]);
-        if d.expert_norm {
-            let sum = g.at_least(g.sum_rows(weights), MIN_WEIGHT_SUM);
-            weights = g.div(weights, sum);
-        }
-        let weights = g.reshape(g.scale(weights, d.expert_scale), [1, d.experts_used, n, 1]);
+        let weights = route_weights(g, d, g.sigmoid(logits), ids);
         let x = g.reshape(x, [d.n_embd, 1, n, 1]);
         let gate = g.mul_mat_id(g.leaf(&routed.gate), x, ids);
         let up = g.mul_mat_id(g.leaf(&routed.up), x, ids);
@@ -268,12 +245,29 @@ impl<'a, 'g> Pass<'a, 'g> {
         let inner = if early { g.mul(inner, weights) } else { inner };
         let down = g.mul_mat_id(g.leaf(&routed.down), inner, ids);
         let weighted = if early { down } else { g.mul(down, weights) };
-        // Added one by one, in the order of the experts: the sum does not depend on the number of rows.
-        let [_, stride, outer, _] = weighted.strides();
-        let one = |i: i64| g.view(weighted, [d.n_embd, n, 1], [outer, outer * n as usize], i as usize * stride);
-        let sum = (1..d.experts_used).fold(one(0), |sum, i| g.add(sum, one(i)));
+        let sum = sum_of_experts(g, d, weighted);
         if d.experts_used == 1 { g.cont(sum) } else { sum }
     }
+}
+
+/// Weights `[1, used, n]` of the experts `ids` `[used, n]`, of their sigmoid `scores` `[experts, n]`.
+pub(super) fn route_weights<'g>(g: &Graph<'g>, d: &Dims, scores: Tensor<'g>, ids: Tensor<'g>) -> Tensor<'g> {
+    let n = scores.shape()[1];
+    let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
+    let mut weights = g.reshape(weights, [d.experts_used, n, 1, 1]);
+    if d.expert_norm {
+        let sum = g.at_least(g.sum_rows(weights), MIN_WEIGHT_SUM);
+        weights = g.div(weights, sum);
+    }
+    g.reshape(g.scale(weights, d.expert_scale), [1, d.experts_used, n, 1])
+}
+
+/// `values` `[n_embd, used, n]` added up one by one, in the order of the experts: the sum does not depend on the number of rows.
+pub(super) fn sum_of_experts<'g>(g: &Graph<'g>, d: &Dims, values: Tensor<'g>) -> Tensor<'g> {
+    let n = values.shape()[2];
+    let [_, stride, outer, _] = values.strides();
+    let one = |i: i64| g.view(values, [d.n_embd, n, 1], [outer, outer * n as usize], i as usize * stride);
+    (1..d.experts_used).fold(one(0), |sum, i| g.add(sum, one(i)))
 }
 
 /// The smallest sum of expert weights that is divided by: that of the smallest normal half, as the reference has it.

@@ -9,20 +9,13 @@ use crate::{
     llama::KvType,
     package::{
         LayerRange, Package, Verify,
-        write::{Progress, WriteRequest, write_package},
+        write::{WriteRequest, write_package},
     },
 };
 use std::path::{Path as FsPath, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
     FsPath::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/glm52").join(name)
-}
-
-struct Quiet;
-
-impl Progress for Quiet {
-    fn start(&self, _: u64) {}
-    fn add(&self, _: u64) {}
 }
 
 /// The whole model of the fixture.
@@ -38,7 +31,7 @@ fn stage() -> DsaStage {
         projectors: Vec::new(),
         jobs: 1,
     };
-    write_package(&request, &Quiet).unwrap();
+    write_package(&request, &()).unwrap();
     let package = Package::open(&out_dir).unwrap();
     let selection = package.select(LayerRange::new(0, 7).unwrap()).unwrap();
     let files = package.load(&selection, Verify::SizesOnly).unwrap();

@@ -49,6 +49,18 @@ impl Reference {
     }
 }
 
+/// Three short sequences, with drafts.
+pub(crate) fn three_sequences(cache_type: KvType) -> DsaStageOptions {
+    DsaStageOptions {
+        n_ctx_seq: 64,
+        n_batch: 48,
+        n_seq_max: 3,
+        cache_type,
+        drafts: Some(DraftAttention::Sparse),
+        switches: Switches::default(),
+    }
+}
+
 /// Layers `start..end` with an f32 cache.
 pub(crate) fn range(package: &TestPackage, start: u32, end: u32, drafts: Option<DraftAttention>) -> DsaStage {
     let options = DsaStageOptions {

@@ -10,7 +10,7 @@ pub(crate) mod random_model;
 
 use skippy_stage::package::{
     Package,
-    write::{Progress, WriteRequest, write_package},
+    write::{WriteRequest, write_package},
 };
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -57,13 +57,6 @@ pub(crate) fn package_of(gguf: &Path) -> TestPackage {
         projectors: Vec::new(),
         jobs: 2,
     };
-    write_package(&request, &Quiet).unwrap();
+    write_package(&request, &()).unwrap();
     TestPackage { package: Package::open(&out_dir).unwrap(), _dir: dir }
-}
-
-struct Quiet;
-
-impl Progress for Quiet {
-    fn start(&self, _: u64) {}
-    fn add(&self, _: u64) {}
 }

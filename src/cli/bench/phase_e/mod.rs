@@ -16,7 +16,10 @@ use clap::{Args, builder::FalseyValueParser};
 use fixtures::{Fixture, Group};
 use gates::Gates;
 use report::Report;
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Arguments of `bench phase-e`.
 #[derive(Args, Clone, Debug)]
@@ -111,18 +114,19 @@ pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
         println!("Left out, since it needs more than {} MiB: {row}.", args.memory);
     }
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, serde_json::to_string_pretty(&report)?)?;
     }
     if let Some(path) = &args.svg {
-        let text = plot::svg(&report)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, plot::svg(&report)?)?;
     }
     if let Some(path) = &args.evidence {
         anyhow::ensure!(!evidence.is_empty(), "no switch was measured: nothing to write to {}", path.display());
-        let text = Evidence::seal(evidence, report.origin.clone())?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, Evidence::seal(evidence, report.origin.clone())?)?;
     }
     let gates = Gates { production: args.require_gates, sweep: args.kernel_sweep };
     gates.check(&report)
+}
+
+fn write(path: &Path, text: String) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

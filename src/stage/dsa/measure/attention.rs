@@ -1,6 +1,6 @@
 //! Indexer, selection and attention of one layer: our side.
 
-use super::{Random, Timed, glm_5_2};
+use super::{Random, Timed, glm_5_2, timed, timed_values};
 use crate::{
     ggml::{Arena, Computer, GgmlError, Graph, Leaf, Memory, Tensor},
     gguf::GgmlType,
@@ -14,7 +14,7 @@ use crate::{
         spans::{Chunk, FEW_ROWS, SpanPlan, SpanWork},
     },
 };
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 /// Rows that filling the cache writes at a time.
 const FILL_ROWS: usize = 1024;
@@ -143,14 +143,11 @@ impl AttentionLayer {
         let [query, weights] = queries.indexer(&g, &self.dims);
         let lists = pass.lists(query, weights, g.leaf(&self.keys), &plan);
         lists.iter().for_each(|list| g.output(*list));
-        let start = Instant::now();
-        let done = self.computer.run(&g)?;
-        let took = start.elapsed();
-        let mut value = Vec::new();
-        for list in lists {
-            value.extend_from_slice(done.i32(list)?);
-        }
-        Ok(Some(Timed { value, took, operations: g.len() }))
+        let value = timed(&mut self.computer, &g, |done| {
+            let lists: Result<Vec<_>, GgmlError> = lists.iter().map(|list| done.i32(*list)).collect();
+            Ok(lists?.concat())
+        })?;
+        Ok(Some(value))
     }
 
     /// Values `[512, 64, n]` on `list`, one of [`AttentionLayer::select`]'s form; empty where it said `None`.
@@ -222,16 +219,4 @@ fn plan<'g>(g: &Graph<'g>, dims: &Dims, shape: &Shape, variant: &Variant, room: 
         plan.chunks = pieces.map(|piece| Chunk::new(g, dims, &work, few, piece)).collect();
     }
     plan
-}
-
-pub(super) fn timed_values<'g>(
-    computer: &mut Computer,
-    g: &Graph<'g>,
-    values: Tensor<'g>,
-) -> Result<Timed<Vec<f32>>, DsaStageError> {
-    g.output(values);
-    let start = Instant::now();
-    let done = computer.run(g)?;
-    let took = start.elapsed();
-    Ok(Timed { value: done.f32(values)?.to_vec(), took, operations: g.len() })
 }

@@ -1,10 +1,11 @@
 //! The feed-forward half of one MoE layer, whole and in parts.
 
-use super::{Random, Timed, attention::timed_values, glm_5_2};
+use super::{Random, Timed, glm_5_2, timed_values};
 use crate::{
     ggml::{Arena, Computer, GgmlError, Leaf, Memory, quantize},
     gguf::GgmlType,
     llama::Threadpool,
+    package::synth::Dimensions,
     stage::dsa::{
         DsaStageError, Switches,
         dims::Dims,
@@ -16,7 +17,7 @@ use crate::{
 use std::sync::Arc;
 
 /// Width of an expert of GLM-5.2, and of its shared one.
-pub const EXPERT_WIDTH: usize = 2048;
+pub const EXPERT_WIDTH: usize = Dimensions::GLM_5_2.n_ff_exp as usize;
 /// Type of the shared expert.
 const SHARED: GgmlType = GgmlType::Q4_K;
 /// Different rows of a weight; the others repeat them in another order, since quantising all would take minutes. Every byte

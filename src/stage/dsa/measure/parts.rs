@@ -2,20 +2,19 @@
 
 use super::{
     Random, Timed,
-    attention::timed_values,
     experts::{EXPERT_WIDTH, ExpertsLayer, PARTS, UPSTREAM},
+    timed, timed_values,
 };
 use crate::{
     ggml::{Graph, Tensor},
     stage::dsa::{
         DsaStageError,
         dims::Dims,
-        layer::MIN_WEIGHT_SUM,
+        layer::{MIN_WEIGHT_SUM, route_weights, sum_of_experts},
         spans::FEW_ROWS,
         weights::{Ffn, Glu},
     },
 };
-use std::time::Instant;
 
 /// What a layer's second half consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,10 +103,7 @@ impl ExpertsLayer {
                 let ids = g.cont(ids);
                 g.output(ids);
                 g.output(weights);
-                let start = Instant::now();
-                let done = self.computer.run(&g)?;
-                let took = start.elapsed();
-                Ok(Timed { value: ascending(done.i32(ids)?, used as usize), took, operations: g.len() })
+                timed(&mut self.computer, &g, |done| Ok(ascending(done.i32(ids)?, used as usize)))
             }
             Part::GateUp => {
                 let (x, ids) = (x(), ids());
@@ -119,12 +115,10 @@ impl ExpertsLayer {
                 let shared = g.swiglu(gate, up);
                 g.output(inner);
                 g.output(shared);
-                let start = Instant::now();
-                let done = self.computer.run(&g)?;
-                let took = start.elapsed();
-                let rows = done.f32(inner)?.chunks(EXPERT_WIDTH * used as usize);
-                let value = rows.zip(done.f32(shared)?.chunks(EXPERT_WIDTH)).flat_map(|(a, b)| [a, b].concat());
-                Ok(Timed { value: value.collect(), took, operations: g.len() })
+                timed(&mut self.computer, &g, |done| {
+                    let rows = done.f32(inner)?.chunks(EXPERT_WIDTH * used as usize);
+                    Ok(rows.zip(done.f32(shared)?.chunks(EXPERT_WIDTH)).flat_map(|(a, b)| [a, b].concat()).collect())
+                })
             }
             Part::Swiglu => {
                 let half = g.input_f32(&inputs.inner[..(f * used * n) as usize], [f, used * n]);
@@ -164,14 +158,8 @@ impl ExpertsLayer {
         if part == Part::Route {
             let ids = g.route(logits, Some(g.leaf(bias)), d.experts_used);
             g.output(ids);
-            let start = Instant::now();
-            let done = self.computer.run(&g)?;
-            let took = start.elapsed();
-            return Ok(Some(Timed {
-                value: ascending(done.i32(ids)?, d.experts_used as usize),
-                took,
-                operations: g.len(),
-            }));
+            let used = d.experts_used as usize;
+            return timed(&mut self.computer, &g, |done| Ok(ascending(done.i32(ids)?, used))).map(Some);
         }
         let (x, ids) = (g.input_f32(&rows, [d.n_embd, n]), g.input_i32(&inputs.ids, [d.experts_used, n]));
         let out = if part == Part::GateUp {
@@ -216,22 +204,14 @@ fn parts(ffn: &Ffn) -> Option<(&crate::ggml::Leaf, &crate::ggml::Leaf, &Glu, &Gl
 
 /// Experts `[used, n]` in the order of their scores, and their weights `[1, used, n]`.
 fn route<'g>(g: &Graph<'g>, d: &Dims, logits: Tensor<'g>, bias: Tensor<'g>) -> (Tensor<'g>, Tensor<'g>) {
-    let (n, used) = (logits.shape()[1], d.experts_used);
     let scores = g.sigmoid(logits);
-    let ids = g.argsort_top_k(g.add(scores, bias), used);
-    let weights = g.get_rows(g.reshape(scores, [1, d.experts, n, 1]), ids);
-    let weights = g.reshape(weights, [used, n, 1, 1]);
-    let weights = g.div(weights, g.at_least(g.sum_rows(weights), MIN_WEIGHT_SUM));
-    (ids, g.reshape(g.scale(weights, d.expert_scale), [1, used, n, 1]))
+    let ids = g.argsort_top_k(g.add(scores, bias), d.experts_used);
+    (ids, route_weights(g, d, scores, ids))
 }
 
 /// `values` `[n_embd, used, n]` times their weights, added up.
 fn weighted_sum<'g>(g: &Graph<'g>, d: &Dims, values: Tensor<'g>, weights: Tensor<'g>) -> Tensor<'g> {
-    let n = values.shape()[2];
-    let weighted = g.mul(values, weights);
-    let [_, stride, outer, _] = weighted.strides();
-    let one = |i: i64| g.view(weighted, [d.n_embd, n, 1], [outer, outer * n as usize], i as usize * stride);
-    (1..d.experts_used).fold(one(0), |sum, i| g.add(sum, one(i)))
+    sum_of_experts(g, d, g.mul(values, weights))
 }
 
 /// The experts of each row in the order of their numbers, as values.

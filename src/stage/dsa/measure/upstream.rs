@@ -3,10 +3,10 @@
 
 use super::{
     Timed,
-    attention::{AttentionLayer, Shape, timed_values},
+    attention::{AttentionLayer, Shape},
+    timed, timed_values,
 };
 use crate::stage::dsa::DsaStageError;
-use std::time::Instant;
 
 const SELECT: usize = 0;
 const ATTEND: usize = 1;
@@ -41,10 +41,7 @@ impl AttentionLayer {
         let mask = g.input_mask(causal(shape), shape.n_kv, shape.tokens);
         let lists = g.top_k(g.lightning_indexer(query, keys, weights, mask), shape.top_k as i64);
         g.output(lists);
-        let start = Instant::now();
-        let done = self.computer.run(&g)?;
-        let took = start.elapsed();
-        Ok(Timed { value: done.i32(lists)?.to_vec(), took, operations: g.len() })
+        timed(&mut self.computer, &g, |done| Ok(done.i32(lists)?.to_vec()))
     }
 
     /// Values `[512, 64, n]` under the mask of `list` `[top_k, tokens]`.
