@@ -22,8 +22,11 @@ impl<'g> Attention<'_, 'g> {
     /// Values `[latent, heads, span rows]`; `lists` has one selection for each chunk of the plan.
     pub(super) fn span(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, lists: &[Tensor<'g>]) -> Tensor<'g> {
         let mut parts = Vec::new();
-        if plan.covered > 0 {
-            parts.push(self.covered(query, plan));
+        if let Some(everything) = plan.everything {
+            // Nothing to select. By lists as well: ggml's flash attention takes five times as long for one row, whose heads
+            // all share its keys.
+            let query = self.g.slices(query, plan.work.first, plan.covered);
+            parts.push(self.listed(query, self.visible(plan, plan.work.pos + plan.covered), everything));
         }
         match plan.work.path {
             Path::Dense if plan.work.n > FEW_ROWS as i64 && !plan.chunks.is_empty() => {
@@ -50,30 +53,6 @@ impl<'g> Attention<'_, 'g> {
     /// The first `n_kv` rows of the span's sequence.
     fn visible(&self, plan: &SpanPlan<'g>, n_kv: i64) -> Tensor<'g> {
         self.g.rows(self.rows, plan.work.base, n_kv)
-    }
-
-    /// Rows that see no more than top-k rows: everything, without any selection.
-    fn covered(&self, query: Tensor<'g>, plan: &SpanPlan<'g>) -> Tensor<'g> {
-        let (g, work) = (self.g, &plan.work);
-        match plan.causal {
-            Some(mask) => {
-                let query = g.permute(g.slices(query, work.first, plan.covered), [0, 2, 1, 3]);
-                self.flash(query, self.visible(plan, work.pos + plan.covered), Some(mask))
-            }
-            None => {
-                let one = |row| {
-                    let rows = self.visible(plan, work.pos + row + 1);
-                    self.one_row(g.slices(query, work.first + row, 1), rows)
-                };
-                (1..plan.covered).fold(one(0), |all, row| g.concat(all, one(row), 2))
-            }
-        }
-    }
-
-    /// One row that attends to all of `rows`: its heads are the queries, since they share keys.
-    fn one_row(&self, query: Tensor<'g>, rows: Tensor<'g>) -> Tensor<'g> {
-        let values = self.flash(query, rows, None);
-        self.g.reshape(values, [self.dims.latent, self.dims.heads, 1, 1])
     }
 
     /// Gathers what the lists name as f32, then attends to the gathered rows alone.

@@ -60,8 +60,8 @@ pub(super) struct SpanPlan<'g> {
     pub(super) work: SpanWork,
     /// Rows at the start that see at most top-k rows.
     pub(super) covered: i64,
-    /// Causal mask of the covered rows, f16 `[pos + covered, covered]`; none when each row is computed alone.
-    pub(super) causal: Option<Tensor<'g>>,
+    /// What those rows see, `[pos + covered or a few more, covered]` i32: a list for each, -1 where it has ended.
+    pub(super) everything: Option<Tensor<'g>>,
     pub(super) chunks: Vec<Chunk<'g>>,
 }
 
@@ -115,10 +115,11 @@ impl<'g> SpanPlan<'g> {
     pub(super) fn new(g: &Graph<'g>, dims: &Dims, work: SpanWork, few: bool) -> Self {
         let (covered, pieces) = chunks(dims, &work, few);
         let chunks = pieces.iter().map(|piece| Chunk::new(g, dims, &work, few, *piece)).collect();
-        let causal = (covered > 0 && !few).then(|| {
-            let pos = work.pos as usize;
-            g.input_mask(|row, kv| kv <= pos + row, pos + covered as usize, covered as usize)
+        let everything = (covered > 0).then(|| {
+            let width = (work.pos + covered + KV_STEP - 1) / KV_STEP * KV_STEP;
+            let list = |row| (0..width as i32).map(move |at| if i64::from(at) <= work.pos + row { at } else { -1 });
+            g.input_i32(&(0..covered).flat_map(list).collect::<Vec<_>>(), [width, covered])
         });
-        Self { work, covered, causal, chunks }
+        Self { work, covered, everything, chunks }
     }
 }

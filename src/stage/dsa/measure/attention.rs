@@ -211,7 +211,7 @@ fn plan<'g>(g: &Graph<'g>, dims: &Dims, shape: &Shape, variant: &Variant, room: 
     let few = shape.tokens <= FEW_ROWS;
     let mut plan = SpanPlan::new(g, dims, work, few);
     if variant.always_select {
-        (plan.covered, plan.causal) = (0, None);
+        (plan.covered, plan.everything) = (0, None);
     }
     if variant.always_select || variant.chunk_rows.is_some() {
         let rows = variant.chunk_rows.map_or(n, |rows| rows as i64).max(1);
