@@ -48,13 +48,14 @@ mod engine {
 
     const SOURCES: [&str; 3] = ["kernels/dispatch.cpp", "kernels/guard.cpp", "kernels/segments.cpp"];
     /// Compiled once for each instruction set, and chosen among when the program runs.
-    const VARIANT_SOURCES: [&str; 8] = [
+    const VARIANT_SOURCES: [&str; 9] = [
         "kernels/variant/attend.cpp",
         "kernels/variant/blocks_q4.cpp",
         "kernels/variant/experts.cpp",
         "kernels/variant/indexer.cpp",
         "kernels/variant/matmul_rows.cpp",
         "kernels/variant/packed.cpp",
+        "kernels/variant/panels.cpp",
         "kernels/variant/products.cpp",
         "kernels/variant/table.cpp",
     ];

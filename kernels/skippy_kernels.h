@@ -140,10 +140,10 @@ void skippy_op_glu(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 // divided.
 void skippy_op_experts_outer(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
-// Products with many rows: the rows are packed once for all threads. Where skippy_packed_bytes is 0 there are none of that type
-// (in this variant), and none of these may be called.
+// Products with many rows: the rows are packed once for all threads, and for all types that have such products. Where
+// skippy_packed_bytes is 0 there are none of that type (in this variant), and none of these may be called.
 
-// Bytes of a packed row of K elements for matrices of this type.
+// Bytes of a packed row of K elements for matrices of this type: the same for all types that have any.
 int64_t skippy_packed_bytes(int32_t type, int64_t K);
 
 // dst i8 [packed bytes, n]. src: rows f32 [K, n] (elements of a row contiguous).

@@ -57,6 +57,15 @@ class Bytes {
     uint64_t        state;
 };
 
+float    from_half(uint16_t h);
+// Towards zero, for numbers that a half can hold.
+uint16_t to_half(float x);
+
+constexpr int64_t K_QUANTS = 256; // elements of a block
+size_t             k_quant_bytes(ggml_type type);
+void               random_k_quants(ggml_type type, Bytes & bytes, void * to, int64_t blocks);
+std::vector<float> k_quant_numbers(ggml_type type, const void * from, int64_t blocks);
+
 // A tensor of its own memory, not one byte more.
 class Tensor {
   public:

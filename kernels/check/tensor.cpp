@@ -6,25 +6,7 @@
 
 #include "ggml-cpu.h"
 
-namespace {
-
-constexpr int64_t BLOCK = 32;
-
-#pragma pack(push, 1)
-struct BlockQ8 {
-    uint16_t scale;
-    int8_t   quants[BLOCK];
-};
-#pragma pack(pop)
-
-constexpr int64_t SUPER = 256;
-
-#pragma pack(push, 1)
-struct BlockQ4 {
-    uint16_t scale, least;
-    uint8_t  parts[12], quants[SUPER / 2];
-};
-#pragma pack(pop)
+namespace check {
 
 float from_half(uint16_t h) {
     const int   exponent = h >> 10 & 31, fraction = h & 1023;
@@ -43,6 +25,22 @@ uint16_t to_half(float x) {
     }
     return sign | (uint16_t) ((exponent + 14) << 10) | ((uint16_t) std::ldexp(fraction, 11) & 1023);
 }
+
+} // namespace check
+
+namespace {
+
+using check::from_half;
+using check::to_half;
+
+constexpr int64_t BLOCK = 32;
+
+#pragma pack(push, 1)
+struct BlockQ8 {
+    uint16_t scale;
+    int8_t   quants[BLOCK];
+};
+#pragma pack(pop)
 
 void quantize(const float * x, void * to, int64_t n) {
     for (int64_t b = 0; b < n / BLOCK; ++b) {
@@ -73,40 +71,6 @@ std::vector<float> quants(const void * from, int64_t n) {
     return values;
 }
 
-// Random bytes are numbers, if their scales are.
-void random_q4(check::Bytes & bytes, void * to, int64_t n) {
-    for (int64_t b = 0; b < n / SUPER; ++b) {
-        BlockQ4 block;
-        for (uint8_t & byte : block.parts) {
-            byte = (uint8_t) bytes.random();
-        }
-        for (uint8_t & byte : block.quants) {
-            byte = (uint8_t) bytes.random();
-        }
-        block.scale = to_half(std::fabs(bytes.uniform()) / 512.0f);
-        block.least = to_half(std::fabs(bytes.uniform()) / 64.0f);
-        std::memcpy((char *) to + b * sizeof block, &block, sizeof block);
-    }
-}
-
-// Element by element, as the format is described.
-std::vector<float> numbers_q4(const void * from, int64_t n) {
-    std::vector<float> values;
-    for (int64_t b = 0; b < n / SUPER; ++b) {
-        BlockQ4 block;
-        std::memcpy(&block, (const char *) from + b * sizeof block, sizeof block);
-        const uint8_t * p = block.parts;
-        for (int64_t i = 0; i < SUPER; ++i) {
-            const int64_t part = i / 32;
-            const int scale = part < 4 ? p[part] & 63 : (p[part + 4] & 15) | (p[part - 4] >> 6) << 4;
-            const int least = part < 4 ? p[part + 4] & 63 : p[part + 4] >> 4 | (p[part] >> 6) << 4;
-            const int quant = block.quants[part / 2 * 32 + i % 32] >> (part % 2 * 4) & 15;
-            values.push_back(from_half(block.scale) * (float) (scale * quant) - from_half(block.least) * (float) least);
-        }
-    }
-    return values;
-}
-
 void dot_f32(int n, float * s, size_t, const void * x, size_t, const void * y, size_t, int) {
     double sum = 0.0;
     for (int i = 0; i < n; ++i) {
@@ -120,18 +84,21 @@ void dot_q8(int n, float * s, size_t, const void * x, size_t, const void * y, si
     dot_f32(n, s, 0, a.data(), 0, b.data(), 0, 1);
 }
 
-void dot_q4(int n, float * s, size_t, const void * x, size_t, const void * y, size_t, int) {
-    const std::vector<float> a = numbers_q4(x, n);
+template <ggml_type TYPE> void dot_k_quants(int n, float * s, size_t, const void * x, size_t, const void * y, size_t, int) {
+    const std::vector<float> a = check::k_quant_numbers(TYPE, x, n / check::K_QUANTS);
     dot_f32(n, s, 0, a.data(), 0, y, 0, 1);
 }
+
+template <ggml_type TYPE> constexpr ggml_type_traits_cpu K_QUANT = { nullptr, dot_k_quants<TYPE>, GGML_TYPE_F32, 1 };
 
 size_t row_bytes(ggml_type type, int64_t n) {
     switch (type) {
         case GGML_TYPE_F16: return n * 2;
         case GGML_TYPE_Q8_0: return n / BLOCK * sizeof(BlockQ8);
-        case GGML_TYPE_Q4_K: return n / SUPER * sizeof(BlockQ4);
         case GGML_TYPE_I8: return n;
-        default: return n * 4;
+        case GGML_TYPE_F32:
+        case GGML_TYPE_I32: return n * 4;
+        default: return n / check::K_QUANTS * check::k_quant_bytes(type);
     }
 }
 
@@ -144,8 +111,15 @@ extern "C" size_t ggml_row_size(ggml_type type, int64_t n) {
 extern "C" const ggml_type_traits_cpu * ggml_get_type_traits_cpu(ggml_type type) {
     static const ggml_type_traits_cpu f32 = { nullptr, dot_f32, GGML_TYPE_F32, 1 };
     static const ggml_type_traits_cpu q8  = { quantize, dot_q8, GGML_TYPE_Q8_0, 1 };
-    static const ggml_type_traits_cpu q4  = { nullptr, dot_q4, GGML_TYPE_F32, 1 };
-    return type == GGML_TYPE_Q8_0 ? &q8 : type == GGML_TYPE_Q4_K ? &q4 : &f32;
+    switch (type) {
+        case GGML_TYPE_Q8_0: return &q8;
+        case GGML_TYPE_Q2_K: return &K_QUANT<GGML_TYPE_Q2_K>;
+        case GGML_TYPE_Q3_K: return &K_QUANT<GGML_TYPE_Q3_K>;
+        case GGML_TYPE_Q4_K: return &K_QUANT<GGML_TYPE_Q4_K>;
+        case GGML_TYPE_Q5_K: return &K_QUANT<GGML_TYPE_Q5_K>;
+        case GGML_TYPE_Q6_K: return &K_QUANT<GGML_TYPE_Q6_K>;
+        default: return &f32;
+    }
 }
 
 namespace check {
@@ -176,11 +150,10 @@ std::vector<float> Tensor::fill(Bytes & bytes, float size) {
             quantize(values.data(), tensor.data, n);
             values = quants(tensor.data, n);
             break;
-        case GGML_TYPE_Q4_K:
-            random_q4(bytes, tensor.data, n);
-            values = numbers_q4(tensor.data, n);
-            break;
-        default: std::memcpy(tensor.data, values.data(), n * sizeof(float));
+        case GGML_TYPE_F32: std::memcpy(tensor.data, values.data(), n * sizeof(float)); break;
+        default:
+            random_k_quants(tensor.type, bytes, tensor.data, n / K_QUANTS);
+            values = k_quant_numbers(tensor.type, tensor.data, n / K_QUANTS);
     }
     return values;
 }

@@ -1,7 +1,9 @@
-// Q4_K on AVX2. ggml unpacks the weights anew for every column; here four columns share it, which is most of the work. Sums of
-// a block are integers and so exact; those of the blocks are added in their order, for each column by itself.
+// Q4_K with few columns on AVX2. ggml unpacks the weights anew for every column; here four columns share it, which is most of the
+// work. Sums of a block are integers and so exact; those of the blocks are added in their order, for each column by itself.
 
 #include "blocks_q4.h"
+
+#include "k_quants.h"
 
 namespace skippy {
 namespace SKIPPY_VARIANT {
@@ -10,36 +12,35 @@ namespace SKIPPY_VARIANT {
 
 namespace {
 
-constexpr uint32_t SIX = 0x3f3f3f3f, FOUR = 0x0f0f0f0f, TWO = 0x03030303;
-
-// Part scales and part leasts of a block, as 16 bits. Four of each lie whole in the low six bits of the first eight bytes; of the
-// others, the low four bits are in the last four bytes and the high two above the first ones.
+// Group scales and leasts of a block.
 struct Parts {
-    __m128i scales;
-    __m128i leasts;
+    __m128i scales; // eight words
+    __m256i leasts; // each twice
 
     explicit Parts(const uint8_t * packed) {
-        uint32_t word[3];
+        constexpr uint32_t SIX = 0x3f3f3f3f, FOUR = 0x0f0f0f0f, TWO = 0x03030303;
+        uint32_t           word[3];
         memcpy(word, packed, sizeof word);
         const uint64_t low_scales = word[0] & SIX, low_leasts = word[1] & SIX;
         const uint64_t high_scales = (word[2] & FOUR) | (word[0] >> 6 & TWO) << 4;
         const uint64_t high_leasts = (word[2] >> 4 & FOUR) | (word[1] >> 6 & TWO) << 4;
         scales = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long) (low_scales | high_scales << 32)));
-        leasts = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long) (low_leasts | high_leasts << 32)));
+        const __m128i bytes = _mm_cvtsi64_si128((long long) (low_leasts | high_leasts << 32));
+        leasts = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(bytes, bytes));
     }
 };
 
 // One row with COLUMNS columns.
 template <int COLUMNS>
-inline void row(const BlockQ4 * blocks, int64_t n, const ColumnBlock * const * columns, float * totals) {
+inline void row(const Q4 * blocks, int64_t n, const ColumnBlock * const * columns, float * totals) {
     const __m256i low = _mm256_set1_epi8(0x0f), next = _mm256_set1_epi8(2);
     __m256        sum[COLUMNS];
     for (int c = 0; c < COLUMNS; ++c) {
         sum[c] = _mm256_setzero_ps();
     }
     for (int64_t b = 0; b < n; ++b) {
-        const BlockQ4 & block = blocks[b];
-        const Parts     parts(block.parts);
+        const Q4 &    block = blocks[b];
+        const Parts   parts(block.scales);
         const __m256i   scales = _mm256_broadcastsi128_si256(parts.scales);
         // Which part's scale a shuffle puts everywhere.
         __m256i pick = _mm256_set1_epi16(0x0100);
@@ -47,7 +48,7 @@ inline void row(const BlockQ4 * blocks, int64_t n, const ColumnBlock * const * c
         for (int c = 0; c < COLUMNS; ++c) {
             whole[c] = _mm256_setzero_si256();
         }
-        for (int64_t pair = 0; pair < PARTS; pair += 2) {
+        for (int64_t pair = 0; pair < SUPER / 32; pair += 2) {
             const __m256i packed = _mm256_loadu_si256((const __m256i *) block.quants + pair / 2);
             const __m256i first = _mm256_and_si256(packed, low), second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
             const __m256i a = _mm256_shuffle_epi8(scales, pick), z = _mm256_shuffle_epi8(scales, _mm256_add_epi8(pick, next));
@@ -62,10 +63,9 @@ inline void row(const BlockQ4 * blocks, int64_t n, const ColumnBlock * const * c
         const float scale = _cvtsh_ss(block.scale), least = _cvtsh_ss(block.least);
         for (int c = 0; c < COLUMNS; ++c) {
             const ColumnBlock & column = columns[c][b];
-            const __m128i under = _mm_madd_epi16(parts.leasts, _mm_loadu_si128((const __m128i *) column.sums));
-            const __m256  minus = _mm256_zextps128_ps256(_mm_cvtepi32_ps(under));
+            const __m256i under = _mm256_madd_epi16(parts.leasts, _mm256_loadu_si256((const __m256i *) column.sums));
             sum[c] = _mm256_fmadd_ps(_mm256_set1_ps(scale * column.scale), _mm256_cvtepi32_ps(whole[c]), sum[c]);
-            sum[c] = _mm256_fnmadd_ps(_mm256_set1_ps(least * column.scale), minus, sum[c]);
+            sum[c] = _mm256_fnmadd_ps(_mm256_set1_ps(least * column.scale), _mm256_cvtepi32_ps(under), sum[c]);
         }
     }
     for (int c = 0; c < COLUMNS; ++c) {
@@ -79,7 +79,7 @@ void several(
         float * const * out) {
     for (int64_t m = 0; m < rows; ++m) {
         float totals[COLUMNS];
-        row<COLUMNS>((const BlockQ4 *) (first + m * stride), blocks, columns, totals);
+        row<COLUMNS>((const Q4 *) (first + m * stride), blocks, columns, totals);
         for (int c = 0; c < COLUMNS; ++c) {
             out[c][m] = totals[c];
         }
@@ -87,29 +87,6 @@ void several(
 }
 
 } // namespace
-
-void pack_column(const float * x, int64_t K, ColumnBlock * to) {
-    const __m256i ones = _mm256_set1_epi8(1), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int64_t b = 0; b < K / SUPER; ++b, x += SUPER, ++to) {
-        const Extent extent  = extent_of(x, SUPER);
-        const __m256 inverse = _mm256_set1_ps(extent.largest > 0.0f ? 127.0f / extent.largest : 0.0f);
-        for (int64_t part = 0; part < PARTS; ++part) {
-            const float * from = x + 32 * part;
-            const auto    eight = [&](int64_t i) {
-                return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + i), inverse));
-            };
-            // The packs work on halves of a register each; the permutation puts fours of elements in their order.
-            const __m256i words  = _mm256_packs_epi32(eight(0), eight(8)), others = _mm256_packs_epi32(eight(16), eight(24));
-            const __m256i quants = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words, others), order);
-            _mm256_storeu_si256((__m256i *) to->quants + part, quants);
-            const __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, quants), _mm256_set1_epi16(1));
-            __m128i       sums  = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-            sums                = _mm_hadd_epi32(sums, sums);
-            to->sums[part]      = (int16_t) _mm_cvtsi128_si32(_mm_hadd_epi32(sums, sums));
-        }
-        to->scale = extent.largest / 127.0f + extent.nothing;
-    }
-}
 
 void multiply_q4(
         const char * first, int64_t stride, int64_t rows, int64_t blocks, const ColumnBlock * const * columns, int64_t n,

@@ -1,8 +1,8 @@
-// Products with many rows that are packed once, by all threads: see skippy_kernels.h. Q4_K only.
+// Products with many rows that are packed once, by all threads: see skippy_kernels.h. K-quants only.
 
-#include "blocks_q4.h"
 #include "experts.h"
 #include "ops.h"
+#include "panels.h"
 
 namespace skippy {
 namespace SKIPPY_VARIANT {
@@ -35,13 +35,13 @@ void multiply(
         const ggml_tensor * weight, int64_t at, const Share & rows, const ColumnBlock * const * columns, int64_t n,
         float * const * out) {
     const char * first = (const char *) weight->data + at * weight->nb[2] + rows.begin * weight->nb[1];
-    multiply_q4(first, weight->nb[1], rows.end - rows.begin, weight->ne[0] / SUPER, columns, n, out);
+    multiply_panels(weight->type, first, weight->nb[1], rows.end - rows.begin, weight->ne[0], columns, n, out);
 }
 
 } // namespace
 
 int64_t packed_bytes(int type, int64_t K) {
-    return type == GGML_TYPE_Q4_K ? K / SUPER * (int64_t) sizeof(ColumnBlock) : 0;
+    return is_paneled(type) ? K / SUPER * (int64_t) sizeof(ColumnBlock) : 0;
 }
 
 void pack(ggml_tensor * dst, int ith, int nth, void *) {

@@ -158,7 +158,7 @@ impl<'g> Graph<'g> {
         self.custom("pack", sound, sys::GGML_TYPE_I8, shape, &[x], (ffi::skippy_op_pack, std::ptr::null_mut()))
     }
 
-    /// [`Graph::experts_inner`] and [`Graph::experts_outer`] for many rows, if all weights are of a type whose products are
+    /// [`Graph::experts_inner`] and [`Graph::experts_outer`] for many rows, if all weights are of types whose products are
     /// faster here than ggml's: `residual` + routed experts of `x` + the shared expert. Weights are gate, up, down.
     pub fn experts_many(
         &self,
@@ -171,14 +171,12 @@ impl<'g> Graph<'g> {
         let (used, n_embd) = (ids.shape()[0], residual.shape()[0]);
         let s = shared.map_or(0, |[gate, ..]| gate.shape()[1]);
         let width = used.saturating_mul(f).saturating_add(s);
-        let ty = routed[0].ty();
-        let alike = |w: &Tensor<'g>| w.ty() == ty && rows_are_dense(w);
         // Inner rows are packed whole: each expert's part must be whole blocks by itself.
-        let whole = packed_bytes(ty, f).is_some() && (s == 0 || packed_bytes(ty, s).is_some());
-        if !whole || !routed.iter().chain(shared.iter().flatten()).all(alike) {
+        let packs = |w: &Tensor<'g>| packed_bytes(w.ty(), w.shape()[0]).is_some() && rows_are_dense(w);
+        if !routed.iter().chain(shared.iter().flatten()).all(packs) {
             return None;
         }
-        let (of_x, of_inner) = (packed_bytes(ty, k)?, packed_bytes(ty, width)?);
+        let (of_x, of_inner) = (packed_bytes(routed[0].ty(), k)?, packed_bytes(routed[2].ty(), width)?);
         let flat = |x: &Tensor<'g>, ty, shape| x.ty() == ty && x.shape() == shape && x.is_contiguous();
         let shapes = |[gate, up, down]: [Tensor<'g>; 3], inner, experts| {
             let wide = [k, inner, experts, 1];

@@ -12,18 +12,24 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |largest, value| value.abs().max(largest))
 }
 
+const TYPES: [GgmlType; 5] = [GgmlType::Q2_K, GgmlType::Q3_K, GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K];
+
 #[test]
 fn products_of_many_rows() {
+    TYPES.into_iter().for_each(products);
+}
+
+fn products(ty: GgmlType) {
     let (k, m, most) = (512usize, 19usize, 70usize);
     let values = random(1, k * m);
-    let weight = [leaf(GgmlType::Q4_K, &[k as u64, m as u64], &values)];
+    let weight = [leaf(ty, &[k as u64, m as u64], &values)];
     let x = random(2, k * most);
     let run = |threads, rows: std::ops::Range<usize>| {
         let n = rows.len() as i64;
         let part = &x[rows.start * k..rows.end * k];
         f32s(threads, &weight, |g, w| g.mul_mat_many(g.leaf(&w[0]), g.input_f32(part, [k as i64, n]))).unwrap()
     };
-    let numbers = rounded(GgmlType::Q4_K, k as u64, &values);
+    let numbers = rounded(ty, k as u64, &values);
     let all = run(1, 0..most);
     for (row, got) in all.chunks(m).enumerate() {
         let product = |w: &[f32]| w.iter().zip(&x[row * k..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
@@ -32,30 +38,39 @@ fn products_of_many_rows() {
         for (got, expected) in got.iter().zip(&expected) {
             // Columns are rounded to 8 bits, here as in ggml.
             let off = (f64::from(*got) - expected).abs() / size;
-            assert!(off < 0.02, "row {row}: {got} is not {expected}");
+            assert!(off < 0.02, "{ty:?}, row {row}: {got} is not {expected}");
         }
     }
     for threads in [2, 3] {
-        assert_eq!(bits(&run(threads, 0..most)), bits(&all), "{threads} threads");
+        assert_eq!(bits(&run(threads, 0..most)), bits(&all), "{ty:?}, {threads} threads");
     }
     if packs() {
         for rows in [0..1, 3..5, 60..63, 5..22] {
-            assert_eq!(bits(&run(2, rows.clone())), bits(&all[rows.start * m..rows.end * m]), "{rows:?} alone");
+            assert_eq!(bits(&run(2, rows.clone())), bits(&all[rows.start * m..rows.end * m]), "{ty:?}, {rows:?} alone");
         }
     }
 }
 
 #[test]
 fn experts_of_many_rows() {
+    let [q2, q3, q4, q5, q6] = TYPES;
+    experts([q4; 6]);
+    experts([q2, q2, q3, q4, q4, q6]);
+    experts([q5; 6]);
+}
+
+/// Weights of these types: gate, up, down, and those of the shared expert.
+fn experts(types: [GgmlType; 6]) {
     let (experts, used, k, f, s) = (5i64, 2i64, 256i64, 512i64, 256i64);
     let shapes = [[k, f, experts], [k, f, experts], [f, k, experts], [k, s, 1], [k, s, 1], [s, k, 1]];
     let weights: Vec<Leaf> = shapes
         .iter()
+        .zip(types)
         .zip(10..)
-        .map(|(shape, seed)| {
+        .map(|((shape, ty), seed)| {
             let values: Vec<f32> =
                 random(seed, shape.iter().product::<i64>() as usize).iter().map(|x| x * 0.1).collect();
-            leaf(GgmlType::Q4_K, &shape.map(|n| n as u64), &values)
+            leaf(ty, &shape.map(|n| n as u64), &values)
         })
         .collect();
     let run = |threads, n: usize, shared: bool, least: f32, many: bool| {
@@ -84,11 +99,11 @@ fn experts_of_many_rows() {
             assert!(!packs(), "this variant has kernels for many rows");
             continue;
         };
-        // The same products, added up in another order.
+        // The same products, added up in another order: now and then an inner value is rounded to the next of its 8 bits.
         let few = run(1, n, shared, least, false).unwrap();
         let size = few.iter().fold(0.0f32, |size, value| size.max(value.abs()));
         for (many, few) in many.iter().zip(&few) {
-            assert!((many - few).abs() <= 1e-5 * size, "{n} rows: {many} and {few} of {size}");
+            assert!((many - few).abs() <= 1e-3 * size, "{types:?}, {n} rows: {many} and {few} of {size}");
         }
         for threads in [2, 3] {
             assert_eq!(
