@@ -152,10 +152,10 @@ void skippy_op_pack(struct ggml_tensor * dst, int ith, int nth, void * userdata)
 // dst f32 [M, n] = weight [K, M] x packed rows. src: weight, packed i8 [bytes, n].
 void skippy_op_matmul_packed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
-// skippy_op_experts_inner with src 0 packed: i8 [bytes, n].
+// skippy_op_experts_inner with src 0 packed, i8 [bytes, n], and dst as well: i8 [bytes of used * F + S elements, n].
 void skippy_op_experts_inner_packed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
-// skippy_op_experts_outer with src 0 packed: the whole inner rows, used * F + S elements.
+// skippy_op_experts_outer with src 0 packed: dst of skippy_op_experts_inner_packed.
 void skippy_op_experts_outer_packed(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 // The indexer: the positions of the k largest scores of the first `visible[t]` keys, where the score of a key is the sum over

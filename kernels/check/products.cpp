@@ -176,9 +176,8 @@ void experts(Bytes & bytes) {
         if (of_x > 0) {
             Tensor px(GGML_TYPE_I8, of_x, n), pinner(GGML_TYPE_I8, of_inner, n);
             run(named.variant->pack, px, { &x }, threads);
-            run(named.variant->experts_inner_packed, inner,
+            run(named.variant->experts_inner_packed, pinner,
                 { &px, &ids, &gate, &up, shared ? &shared_gate : nullptr, shared ? &shared_up : nullptr }, threads);
-            run(named.variant->pack, pinner, { &inner }, threads);
             run(named.variant->experts_outer_packed, out,
                 { &pinner, &ids, &logits, &residual, &down, shared ? &shared_down : nullptr }, threads, constants);
             compare(PACKED);

@@ -11,6 +11,8 @@ namespace SKIPPY_VARIANT {
 
 namespace {
 
+constexpr int64_t MOST_COLUMNS = 64; // of a piece of work: as many as pass by one unpacking of weights
+
 struct ColumnsTag;
 struct OutTag;
 struct UpTag;
@@ -32,10 +34,10 @@ struct Packed {
 
 // Rows begin..end of slice `at` of a weight with n columns.
 void multiply(
-        const ggml_tensor * weight, int64_t at, const Share & rows, const ColumnBlock * const * columns, int64_t n,
+        const ggml_tensor * weight, int64_t at, int64_t begin, int64_t end, const ColumnBlock * const * columns, int64_t n,
         float * const * out) {
-    const char * first = (const char *) weight->data + at * weight->nb[2] + rows.begin * weight->nb[1];
-    multiply_panels(weight->type, first, weight->nb[1], rows.end - rows.begin, weight->ne[0], columns, n, out);
+    const char * first = (const char *) weight->data + at * weight->nb[2] + begin * weight->nb[1];
+    multiply_panels(weight->type, first, weight->nb[1], end - begin, weight->ne[0], columns, n, out);
 }
 
 } // namespace
@@ -64,7 +66,7 @@ void matmul_packed(ggml_tensor * dst, int ith, int nth, void *) {
         columns[t] = packed.column(t);
         out[t]     = (float *) ((char *) dst->data + t * dst->nb[1]) + share.begin;
     }
-    multiply(weight, 0, share, columns, n, out);
+    multiply(weight, 0, share.begin, share.end, columns, n, out);
 }
 
 void experts_inner_packed(ggml_tensor * dst, int ith, int nth, void *) {
@@ -74,38 +76,50 @@ void experts_inner_packed(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor *  up = dst->src[3];
     const ggml_tensor *  shared_gate = dst->src[4];
     const ggml_tensor *  shared_up = dst->src[5];
-    const int64_t        n = ids->ne[1], used = ids->ne[0], F = gate->ne[1], width = dst->ne[0];
-    const ColumnBlock ** columns = scratch<ColumnsTag, const ColumnBlock *>(used * n);
-    float **             gates   = scratch<OutTag, float *>(used * n);
-    float **             ups     = scratch<UpTag, float *>(used * n);
-
-    const auto both = [&](const ggml_tensor * gate, const ggml_tensor * up, int64_t at, const Share & share, int64_t count) {
-        const int64_t length = share.end - share.begin;
-        float *       memory = scratch<ValuesTag>(count * length);
-        for (int64_t i = 0; i < count; ++i) {
-            ups[i] = memory + i * length;
-        }
-        multiply(gate, at, share, columns, count, gates);
-        multiply(up, at, share, columns, count, ups);
-        for (int64_t i = 0; i < count; ++i) {
-            swiglu(gates[i], ups[i], length);
+    const int64_t        n = ids->ne[1], used = ids->ne[0], blocks = gate->ne[1] / SUPER;
+    const int64_t        shared = shared_gate != nullptr ? shared_gate->ne[1] / SUPER : 0;
+    const ColumnBlock ** columns = scratch<ColumnsTag, const ColumnBlock *>(MOST_COLUMNS);
+    float **             gates   = scratch<OutTag, float *>(MOST_COLUMNS);
+    float **             ups     = scratch<UpTag, float *>(MOST_COLUMNS);
+    float *              memory  = scratch<ValuesTag>(2 * MOST_COLUMNS * SUPER);
+    for (int64_t i = 0; i < MOST_COLUMNS; ++i) {
+        gates[i] = memory + 2 * i * SUPER;
+        ups[i]   = gates[i] + SUPER;
+    }
+    // Work is cut into blocks of a few columns, and each thread has its part of all of them: what is packed together is computed
+    // together, and no inner value is ever kept as f32.
+    const int64_t total = n * used * blocks + n * shared, begin = total * ith / nth, end = total * (ith + 1) / nth;
+    int64_t       before = 0;
+    // Places i < count of an expert: row_of(i), and the first of its blocks in that row.
+    const auto expert = [&](const ggml_tensor * gate, const ggml_tensor * up, int64_t at, int64_t blocks, int64_t count,
+                            const auto & row_of, const auto & first_of) {
+        const int64_t pieces = (count + MOST_COLUMNS - 1) / MOST_COLUMNS;
+        for (int64_t b = 0; b < blocks; ++b) {
+            for (int64_t piece = 0; piece < pieces; ++piece) {
+                const int64_t done = count * piece / pieces, some = count * (piece + 1) / pieces - done, start = before;
+                before += some;
+                if (start < begin || start >= end) {
+                    continue;
+                }
+                for (int64_t i = 0; i < some; ++i) {
+                    columns[i] = packed.column(row_of(done + i));
+                }
+                multiply(gate, at, SUPER * b, SUPER * (b + 1), columns, some, gates);
+                multiply(up, at, SUPER * b, SUPER * (b + 1), columns, some, ups);
+                for (int64_t i = 0; i < some; ++i) {
+                    swiglu(gates[i], ups[i], SUPER);
+                    ColumnBlock * row = (ColumnBlock *) ((char *) dst->data + row_of(done + i) * dst->nb[1]);
+                    pack_column(gates[i], SUPER, row + first_of(done + i) + b);
+                }
+            }
         }
     };
-    const Share share = row_share(F, ith, nth);
-    for_each_expert((const int32_t *) ids->data, used * n, gate->ne[2], [&](int32_t expert, const int32_t * places, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) {
-            columns[i] = packed.column(places[i] / used);
-            gates[i]   = (float *) dst->data + places[i] / used * width + places[i] % used * F + share.begin;
-        }
-        both(gate, up, expert, share, count);
+    for_each_expert((const int32_t *) ids->data, used * n, gate->ne[2], [&](int32_t at, const int32_t * places, int64_t count) {
+        expert(gate, up, at, blocks, count, [&](int64_t i) { return places[i] / used; },
+               [&](int64_t i) { return places[i] % used * blocks; });
     });
-    if (shared_gate != nullptr) {
-        const Share share = row_share(shared_gate->ne[1], ith, nth);
-        for (int64_t t = 0; t < n; ++t) {
-            columns[t] = packed.column(t);
-            gates[t]   = (float *) dst->data + t * width + used * F + share.begin;
-        }
-        both(shared_gate, shared_up, 0, share, n);
+    if (shared > 0) {
+        expert(shared_gate, shared_up, 0, shared, n, [](int64_t i) { return i; }, [&](int64_t) { return used * blocks; });
     }
 }
 
@@ -137,7 +151,7 @@ void experts_outer_packed(ggml_tensor * dst, int ith, int nth, void * userdata) 
         for (int64_t i = 0; i < count; ++i) {
             out[i] = memory + i * length;
         }
-        multiply(weight, at, share, columns, count, out);
+        multiply(weight, at, share.begin, share.end, columns, count, out);
         for (int64_t i = 0; i < count; ++i) {
             float *     to     = (float *) dst->data + place_of(i) * N + share.begin;
             const float factor = weight_of(i);

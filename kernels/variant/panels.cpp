@@ -127,8 +127,9 @@ template <class Type>
 void multiply_type(
         const char * first, int64_t stride, int64_t rows, int64_t blocks, const ColumnBlock * const * columns, int64_t n,
         float * const * out) {
-    for (int64_t c = 0; c < n; c += MANY) {
-        const int64_t count = least(MANY, n - c);
+    const int64_t pieces = (n + MANY - 1) / MANY;
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+        const int64_t c = n * piece / pieces, count = n * (piece + 1) / pieces - c;
         for (int64_t done = 0; done < rows; done += PANELS * PANEL_ROWS) {
             const int64_t left = least(PANELS * PANEL_ROWS, rows - done);
             const auto    some = left > PANEL_ROWS ? multiply_rows<Type, PANELS> : multiply_rows<Type, 1>;

@@ -188,8 +188,8 @@ impl<'g> Graph<'g> {
         let first = [self.packed(x, of_x), ids, routed[0], routed[1]];
         let first: Vec<_> = first.into_iter().chain(shared.iter().flat_map(|[gate, up, _]| [*gate, *up])).collect();
         let body = (ffi::skippy_op_experts_inner_packed as Body, std::ptr::null_mut());
-        let inner = self.custom("experts_inner_packed", sound, F32, [width, n, 1], &first, body);
-        let second = [self.packed(inner, of_inner), ids, logits, residual, routed[2]];
+        let inner = self.custom("experts_inner_packed", sound, sys::GGML_TYPE_I8, [of_inner, n, 1], &first, body);
+        let second = [inner, ids, logits, residual, routed[2]];
         let second: Vec<_> = second.into_iter().chain(shared.iter().map(|[.., down]| *down)).collect();
         let body = (ffi::skippy_op_experts_outer_packed as Body, self.constants([scale, least]));
         Some(self.custom("experts_outer_packed", sound, F32, [n_embd, n, 1], &second, body))

@@ -4,12 +4,13 @@
 
 use super::{
     dims::Dims,
-    spans::{FEW_ROWS, SpanPlan},
+    spans::{Chunk, FEW_ROWS, SpanPlan},
 };
 use crate::{
     ggml::{Graph, Tensor},
     policy::Path,
 };
+use std::ops::Range;
 
 pub(super) struct Attention<'a, 'g> {
     pub(super) g: &'a Graph<'g>,
@@ -19,35 +20,50 @@ pub(super) struct Attention<'a, 'g> {
 }
 
 impl<'g> Attention<'_, 'g> {
-    /// Values `[latent, heads, span rows]`; `lists` has one selection for each chunk of the plan.
+    /// Values `[latent, heads, span rows]` of `query` `[latent + rope, heads, pass rows]`; `lists` has one selection for each
+    /// chunk of the plan.
     pub(super) fn span(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, lists: &[Tensor<'g>]) -> Tensor<'g> {
-        let mut parts = Vec::new();
-        if let Some(everything) = plan.everything {
-            // Nothing to select. By lists as well: ggml's flash attention takes five times as long for one row, whose heads
-            // all share its keys.
-            let query = self.g.slices(query, plan.work.first, plan.covered);
-            parts.push(self.listed(query, self.visible(plan, plan.work.pos + plan.covered), everything));
+        let piece = |rows: Range<i64>| {
+            let query = self.g.slices(query, plan.work.first + rows.start, rows.end - rows.start);
+            self.piece(query, plan, lists, &rows)
+        };
+        let pieces = plan.pieces(plan.work.n).into_iter().map(piece);
+        pieces.reduce(|all, part| self.g.concat(all, part, 2)).unwrap_or(query)
+    }
+
+    /// Values of `rows` of the span, one of its pieces, whose `query` it is.
+    pub(super) fn piece(
+        &self,
+        query: Tensor<'g>,
+        plan: &SpanPlan<'g>,
+        lists: &[Tensor<'g>],
+        rows: &Range<i64>,
+    ) -> Tensor<'g> {
+        let seen = plan.work.pos + rows.end;
+        if let Some(everything) = plan.everything.filter(|_| rows.end <= plan.covered) {
+            // By lists as well: ggml's flash attention takes several times as long for one row, whose heads share its keys.
+            let list = self.g.rows(everything, rows.start, rows.end - rows.start);
+            return self.listed(query, self.visible(plan, seen), list);
         }
-        match plan.work.path {
-            Path::Dense if plan.work.n > FEW_ROWS as i64 && !plan.chunks.is_empty() => {
-                parts.push(self.masked_at_once(query, plan, lists))
-            }
-            path => {
-                for (chunk, list) in plan.chunks.iter().zip(lists) {
-                    let part = self.g.slices(query, plan.work.first + chunk.first, chunk.n);
-                    let rows = self.visible(plan, chunk.n_kv);
-                    parts.push(match path {
-                        Path::CompactFlash => match chunk.gathered {
-                            Some(gathered) => self.compact(part, rows, *list, gathered),
-                            None => self.listed(part, rows, *list),
-                        },
-                        Path::DirectSparse | Path::SparseChunked => self.listed(part, rows, *list),
-                        Path::Dense | Path::Fallback => self.masked(part, rows, *list),
-                    });
-                }
-            }
+        let chunks = plan.chunks.iter().zip(lists).filter(|(chunk, _)| rows.contains(&chunk.first));
+        let together = |all, part| self.g.concat(all, part, 1);
+        if plan.work.path == Path::Dense && plan.work.n > FEW_ROWS as i64 {
+            let list = chunks.map(|(_, list)| *list).reduce(together);
+            return list.map_or(query, |list| self.masked(query, self.visible(plan, seen), list));
         }
-        parts.into_iter().reduce(|all, part| self.g.concat(all, part, 2)).unwrap_or(query)
+        let chunk = |(chunk, list): (&Chunk<'g>, &Tensor<'g>)| {
+            let part = self.g.slices(query, chunk.first - rows.start, chunk.n);
+            let rows = self.visible(plan, chunk.n_kv);
+            match plan.work.path {
+                Path::CompactFlash => match chunk.gathered {
+                    Some(gathered) => self.compact(part, rows, *list, gathered),
+                    None => self.listed(part, rows, *list),
+                },
+                Path::DirectSparse | Path::SparseChunked => self.listed(part, rows, *list),
+                Path::Dense | Path::Fallback => self.masked(part, rows, *list),
+            }
+        };
+        chunks.map(chunk).reduce(|all, part| self.g.concat(all, part, 2)).unwrap_or(query)
     }
 
     /// The first `n_kv` rows of the span's sequence.
@@ -71,14 +87,6 @@ impl<'g> Attention<'_, 'g> {
     fn masked(&self, query: Tensor<'g>, rows: Tensor<'g>, list: Tensor<'g>) -> Tensor<'g> {
         let mask = self.g.list_mask(list, rows.shape()[1]);
         self.flash(self.g.permute(query, [0, 2, 1, 3]), rows, Some(mask))
-    }
-
-    /// [`Attention::masked`] for all selecting rows of the span, under one mask.
-    fn masked_at_once(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, lists: &[Tensor<'g>]) -> Tensor<'g> {
-        let g = self.g;
-        let Some(list) = lists.iter().copied().reduce(|all, list| g.concat(all, list, 1)) else { return query };
-        let query = g.slices(query, plan.work.first + plan.covered, plan.work.n - plan.covered);
-        self.masked(query, self.visible(plan, plan.work.pos + plan.work.n), list)
     }
 
     fn flash(&self, query: Tensor<'g>, rows: Tensor<'g>, mask: Option<Tensor<'g>>) -> Tensor<'g> {

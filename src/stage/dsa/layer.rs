@@ -4,13 +4,14 @@ use super::{
     attention::Attention,
     cache::LayerCache,
     dims::Dims,
-    spans::{Chunk, SpanPlan, SpanWork},
+    spans::{Chunk, PIECE_ROWS, SpanPlan, SpanWork},
     weights::{Ffn, Glu, Indexer, Layer},
 };
 use crate::{
     ggml::{Graph, Leaf, Tensor},
     package::glm_dsa::INDEXER_NORM_EPS,
 };
+use std::ops::Range;
 
 /// What the layers of a pass share.
 pub(super) struct Pass<'a, 'g> {
@@ -61,11 +62,25 @@ impl<'a, 'g> Pass<'a, 'g> {
         if let (Some(indexer), Some(keys)) = (&layer.indexer, &cache.keys) {
             *lists = self.select(normed, latent, indexer, g.leaf(keys), spans);
         }
-        let query = self.query(latent, layer);
         let attention = Attention { g, dims: self.dims, rows: g.leaf(&cache.rows) };
-        let parts = spans.iter().zip(lists.iter()).map(|(plan, lists)| attention.span(query, plan, lists));
-        let Some(values) = parts.reduce(|all, part| g.concat(all, part, 2)) else { return x };
-        let x = g.add(self.project_out(values, layer), x);
+        let spans = spans.iter().zip(lists.iter());
+        let out = if self.few {
+            let query = self.query(latent, self.pos, layer);
+            let parts = spans.map(|(plan, lists)| attention.span(query, plan, lists));
+            parts.reduce(|all, part| g.concat(all, part, 2)).map(|values| self.project_out(values, layer))
+        } else {
+            let piece = |plan: &SpanPlan<'g>, lists: &[Tensor<'g>], rows: &Range<i64>| {
+                let (first, n) = (plan.work.first + rows.start, rows.end - rows.start);
+                let query = self.query(g.rows(latent, first, n), g.columns(self.pos, first, n), layer);
+                self.project_out(attention.piece(query, plan, lists, rows), layer)
+            };
+            let parts = spans.flat_map(|(plan, lists)| {
+                plan.pieces(PIECE_ROWS).into_iter().map(move |rows| piece(plan, lists, &rows))
+            });
+            parts.reduce(|all, part| g.concat(all, part, 1))
+        };
+        let Some(out) = out else { return x };
+        let x = g.add(out, x);
         self.ffn(x, &layer.ffn_norm, &layer.ffn)
     }
 
@@ -108,15 +123,15 @@ impl<'a, 'g> Pass<'a, 'g> {
         g.rms_norm(self.mm(g.leaf(&layer.q_a), normed), g.leaf(&layer.q_a_norm), self.dims.eps)
     }
 
-    /// Absorbed queries `[latent + rope, heads, n]`.
-    fn query(&self, latent: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
+    /// Absorbed queries `[latent + rope, heads, n]` of rows at `pos`.
+    fn query(&self, latent: Tensor<'g>, pos: Tensor<'g>, layer: &'g Layer) -> Tensor<'g> {
         let (g, d) = (self.g, self.dims);
         let n = latent.shape()[1];
         let q = self.mm(g.leaf(&layer.q_b), latent);
         let (head, all) = ((d.nope + d.rope) as usize * 4, (d.nope + d.rope) as usize * 4 * d.heads as usize);
         let nope = g.view(q, [d.nope, d.heads, n], [head, all], 0);
         let rope = g.view(q, [d.rope, d.heads, n], [head, all], d.nope as usize * 4);
-        let rope = g.rope(rope, self.pos, &d.rotary);
+        let rope = g.rope(rope, pos, &d.rotary);
         let absorbed = self.mm(g.leaf(&layer.k_b), g.permute(nope, [0, 2, 1, 3]));
         g.concat(g.permute(absorbed, [0, 2, 1, 3]), rope, 0)
     }
@@ -175,7 +190,7 @@ impl<'a, 'g> Pass<'a, 'g> {
         let g = self.g;
         let normed = g.rms_norm(x, g.leaf(norm), self.dims.eps);
         let out = match ffn {
-            Ffn::Dense(glu) => self.glu(normed, glu),
+            Ffn::Dense(glu) => self.dense(normed, glu),
             Ffn::Experts { router, bias, routed, shared } => {
                 let bias = bias.as_ref().map(|bias| g.leaf(bias));
                 let logits = self.mm(g.leaf(router), normed);
@@ -214,6 +229,14 @@ impl<'a, 'g> Pass<'a, 'g> {
         let ([gate, up, down], shared_inner) = (routed, shared.map(|[gate, up, _]| [gate, up]));
         let inner = g.experts_inner(normed, ids, [gate, up], shared_inner);
         Some(g.experts_outer((inner, ids, logits, x), down, shared.map(|[.., down]| down), weights))
+    }
+
+    /// The dense FFN, of a long pass in pieces: three times its width would exist of every row.
+    fn dense(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
+        let (g, n) = (self.g, x.shape()[1]);
+        let pieces = (0..n).step_by(PIECE_ROWS as usize);
+        let parts = pieces.map(|first| self.glu(g.rows(x, first, PIECE_ROWS.min(n - first)), glu));
+        parts.reduce(|all, part| g.concat(all, part, 1)).unwrap_or(x)
     }
 
     fn glu(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {

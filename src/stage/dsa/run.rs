@@ -3,7 +3,7 @@
 use super::{
     DsaStage,
     layer::{Lists, Pass},
-    spans::{FEW_ROWS, SpanPlan, SpanWork, chunks},
+    spans::{FEW_ROWS, PIECE_ROWS, SpanPlan, SpanWork, chunks},
     weights::Head,
 };
 use crate::{
@@ -32,8 +32,8 @@ const MANY_FEW: usize = 4;
 
 /// Operations of a layer besides attention, generously.
 const OPS_PER_LAYER: usize = 96;
-/// Operations of attention and indexer for one chunk, or one row of a few-row pass.
-const OPS_PER_CHUNK: usize = 16;
+/// Operations of attention and indexer for one chunk, and of projections and dense FFN for one piece.
+const OPS_PER_PIECE: usize = 48;
 
 impl DsaStage {
     /// Computes the batch and extends the caches.
@@ -88,7 +88,7 @@ impl DsaStage {
     fn run_group(&mut self, batch: &StageBatch<'_>, group: &Group) -> Result<(), GgmlError> {
         let pieces: usize = group.spans.iter().map(|(_, work)| self.pieces(work, group.few)).sum();
         let (layers, hands_on) = (self.weights.layers.len() + 1, self.hands_on_lists());
-        let ops = layers * (OPS_PER_LAYER + pieces * OPS_PER_CHUNK) + pieces + 16;
+        let ops = layers * (OPS_PER_LAYER + pieces * OPS_PER_PIECE) + pieces + 16;
         self.arena.reserve(ops);
         let kind = if group.few { FIRST_FEW + group.n.min(MANY_FEW) } else { PROMPT };
         let g = self.arena.graph(kind)?;
@@ -142,9 +142,9 @@ impl DsaStage {
         self.flush_drafts()
     }
 
+    /// Chunks and pieces at most.
     fn pieces(&self, work: &SpanWork, few: bool) -> usize {
-        let (covered, chunks) = chunks(&self.dims, work, few);
-        chunks.len() + if few { covered as usize } else { 1 }
+        chunks(&self.dims, work, few).1.len() + (work.n / PIECE_ROWS) as usize + 3
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
     ggml::{Graph, Tensor},
     policy::Path,
 };
+use std::ops::Range;
 
 /// Rows of a pass up to which every row is computed on its own, so that its bits do not depend on its neighbours.
 pub(super) const FEW_ROWS: usize = 16;
@@ -18,6 +19,9 @@ const COMPACT_BYTES: i64 = 64 << 20;
 const MASK_BYTES: i64 = 8 << 20;
 /// Rows of a chunk at most: more would not make the indexer's pass over the keys cheaper.
 const CHUNK_ROWS: i64 = 64;
+/// Rows of a long pass whose queries and values exist at a time: at 64 heads, those of a row take 400 KiB. More would not make
+/// the projections cheaper.
+pub(super) const PIECE_ROWS: i64 = 64;
 
 /// Scored rows are a multiple of this, where the cache has as many.
 const KV_STEP: i64 = 64;
@@ -121,5 +125,19 @@ impl<'g> SpanPlan<'g> {
             g.input_i32(&(0..covered).flat_map(list).collect::<Vec<_>>(), [width, covered])
         });
         Self { work, covered, everything, chunks }
+    }
+
+    /// The span's rows in pieces of at most `most`: either covered or whole chunks, of which one may be larger.
+    pub(super) fn pieces(&self, most: i64) -> Vec<Range<i64>> {
+        let covered = (0..self.covered).step_by(most.max(1) as usize);
+        let mut pieces: Vec<_> = covered.map(|first| first..(first + most).min(self.covered)).collect();
+        for chunk in &self.chunks {
+            let end = chunk.first + chunk.n;
+            match pieces.last_mut() {
+                Some(last) if last.start >= self.covered && end - last.start <= most => last.end = end,
+                _ => pieces.push(chunk.first..end),
+            }
+        }
+        pieces
     }
 }
