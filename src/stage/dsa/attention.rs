@@ -20,50 +20,47 @@ pub(super) struct Attention<'a, 'g> {
 }
 
 impl<'g> Attention<'_, 'g> {
-    /// Values `[latent, heads, span rows]` of `query` `[latent + rope, heads, pass rows]`; `lists` has one selection for each
-    /// chunk of the plan.
-    pub(super) fn span(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, lists: &[Tensor<'g>]) -> Tensor<'g> {
-        let piece = |rows: Range<i64>| {
-            let query = self.g.slices(query, plan.work.first + rows.start, rows.end - rows.start);
-            self.piece(query, plan, lists, &rows)
-        };
-        let pieces = plan.pieces(plan.work.n).into_iter().map(piece);
-        pieces.reduce(|all, part| self.g.concat(all, part, 2)).unwrap_or(query)
-    }
-
-    /// Values of `rows` of the span, one of its pieces, whose `query` it is.
-    pub(super) fn piece(
+    /// Values `[latent, heads, n]` of `rows` of the span, whose `query` `[latent + rope, heads, n]` it is; `lists` has one
+    /// selection for each chunk of the plan, and no chunk is cut by the ends of `rows`.
+    pub(super) fn values(
         &self,
         query: Tensor<'g>,
         plan: &SpanPlan<'g>,
         lists: &[Tensor<'g>],
         rows: &Range<i64>,
     ) -> Tensor<'g> {
-        let seen = plan.work.pos + rows.end;
-        if let Some(everything) = plan.everything.filter(|_| rows.end <= plan.covered) {
+        let (g, pos) = (self.g, plan.work.pos);
+        let mut parts = Vec::new();
+        let covered = rows.end.min(plan.covered) - rows.start;
+        if let Some(everything) = plan.everything.filter(|_| covered > 0) {
             // By lists as well: ggml's flash attention takes several times as long for one row, whose heads share its keys.
-            let list = self.g.rows(everything, rows.start, rows.end - rows.start);
-            return self.listed(query, self.visible(plan, seen), list);
+            let list = g.rows(everything, rows.start, covered);
+            let seen = self.visible(plan, pos + rows.start + covered);
+            parts.push(self.listed(g.slices(query, 0, covered), seen, list));
         }
-        let chunks = plan.chunks.iter().zip(lists).filter(|(chunk, _)| rows.contains(&chunk.first));
-        let together = |all, part| self.g.concat(all, part, 1);
+        let mut chunks = plan.chunks.iter().zip(lists).filter(|(chunk, _)| rows.contains(&chunk.first)).peekable();
         if plan.work.path == Path::Dense && plan.work.n > FEW_ROWS as i64 {
-            let list = chunks.map(|(_, list)| *list).reduce(together);
-            return list.map_or(query, |list| self.masked(query, self.visible(plan, seen), list));
-        }
-        let chunk = |(chunk, list): (&Chunk<'g>, &Tensor<'g>)| {
-            let part = self.g.slices(query, chunk.first - rows.start, chunk.n);
-            let rows = self.visible(plan, chunk.n_kv);
-            match plan.work.path {
-                Path::CompactFlash => match chunk.gathered {
-                    Some(gathered) => self.compact(part, rows, *list, gathered),
-                    None => self.listed(part, rows, *list),
-                },
-                Path::DirectSparse | Path::SparseChunked => self.listed(part, rows, *list),
-                Path::Dense | Path::Fallback => self.masked(part, rows, *list),
+            // All under one mask.
+            let first = chunks.peek().map_or(rows.end, |(chunk, _)| chunk.first);
+            if let Some(list) = chunks.map(|(_, list)| *list).reduce(|all, list| g.concat(all, list, 1)) {
+                let query = g.slices(query, first - rows.start, rows.end - first);
+                parts.push(self.masked(query, self.visible(plan, pos + rows.end), list));
             }
-        };
-        chunks.map(chunk).reduce(|all, part| self.g.concat(all, part, 2)).unwrap_or(query)
+        } else {
+            parts.extend(chunks.map(|(chunk, list)| {
+                self.chunk(g.slices(query, chunk.first - rows.start, chunk.n), plan, chunk, *list)
+            }));
+        }
+        parts.into_iter().reduce(|all, part| g.concat(all, part, 2)).unwrap_or(query)
+    }
+
+    fn chunk(&self, query: Tensor<'g>, plan: &SpanPlan<'g>, chunk: &Chunk<'g>, list: Tensor<'g>) -> Tensor<'g> {
+        let rows = self.visible(plan, chunk.n_kv);
+        match (plan.work.path, chunk.gathered) {
+            (Path::CompactFlash, Some(gathered)) => self.compact(query, rows, list, gathered),
+            (Path::CompactFlash | Path::DirectSparse | Path::SparseChunked, _) => self.listed(query, rows, list),
+            (Path::Dense | Path::Fallback, _) => self.masked(query, rows, list),
+        }
     }
 
     /// The first `n_kv` rows of the span's sequence.

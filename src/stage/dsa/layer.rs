@@ -11,7 +11,6 @@ use crate::{
     ggml::{Graph, Leaf, Tensor},
     package::glm_dsa::INDEXER_NORM_EPS,
 };
-use std::ops::Range;
 
 /// What the layers of a pass share.
 pub(super) struct Pass<'a, 'g> {
@@ -66,16 +65,20 @@ impl<'a, 'g> Pass<'a, 'g> {
         let spans = spans.iter().zip(lists.iter());
         let out = if self.few {
             let query = self.query(latent, self.pos, layer);
-            let parts = spans.map(|(plan, lists)| attention.span(query, plan, lists));
+            let parts = spans.map(|(plan, lists)| {
+                let query = g.slices(query, plan.work.first, plan.work.n);
+                attention.values(query, plan, lists, &(0..plan.work.n))
+            });
             parts.reduce(|all, part| g.concat(all, part, 2)).map(|values| self.project_out(values, layer))
         } else {
-            let piece = |plan: &SpanPlan<'g>, lists: &[Tensor<'g>], rows: &Range<i64>| {
+            let pieces = spans.flat_map(|(plan, lists)| {
+                let firsts = (0..plan.work.n).step_by(PIECE_ROWS as usize);
+                firsts.map(move |first| (plan, lists, first..(first + PIECE_ROWS).min(plan.work.n)))
+            });
+            let parts = pieces.map(|(plan, lists, rows)| {
                 let (first, n) = (plan.work.first + rows.start, rows.end - rows.start);
                 let query = self.query(g.rows(latent, first, n), g.columns(self.pos, first, n), layer);
-                self.project_out(attention.piece(query, plan, lists, rows), layer)
-            };
-            let parts = spans.flat_map(|(plan, lists)| {
-                plan.pieces(PIECE_ROWS).into_iter().map(move |rows| piece(plan, lists, &rows))
+                self.project_out(attention.values(query, plan, lists, &rows), layer)
             });
             parts.reduce(|all, part| g.concat(all, part, 1))
         };

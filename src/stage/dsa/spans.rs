@@ -8,7 +8,6 @@ use crate::{
     ggml::{Graph, Tensor},
     policy::Path,
 };
-use std::ops::Range;
 
 /// Rows of a pass up to which every row is computed on its own, so that its bits do not depend on its neighbours.
 pub(super) const FEW_ROWS: usize = 16;
@@ -17,10 +16,8 @@ pub(super) const FEW_ROWS: usize = 16;
 const COMPACT_BYTES: i64 = 64 << 20;
 /// Bytes of the f16 mask of one chunk at most, where there is one; a row that sees more is a chunk alone.
 const MASK_BYTES: i64 = 8 << 20;
-/// Rows of a chunk at most: more would not make the indexer's pass over the keys cheaper.
-const CHUNK_ROWS: i64 = 64;
-/// Rows of a long pass whose queries and values exist at a time: at 64 heads, those of a row take 400 KiB. More would not make
-/// the projections cheaper.
+/// Rows of a long pass whose queries and values exist at a time, from its start on: at 64 heads, those of a row take 400 KiB.
+/// More would make neither the projections cheaper nor the indexer's pass over the keys.
 pub(super) const PIECE_ROWS: i64 = 64;
 
 /// Scored rows are a multiple of this, where the cache has as many.
@@ -81,7 +78,8 @@ pub(super) fn chunks(dims: &Dims, work: &SpanWork, few: bool) -> (i64, Vec<(i64,
     let mut pieces = Vec::new();
     let mut first = covered;
     while first < work.n {
-        let n = rows.min(work.n - first);
+        // No chunk lies in two pieces.
+        let n = rows.min(work.n - first).min(PIECE_ROWS - first % PIECE_ROWS);
         pieces.push((first, n));
         first += n;
     }
@@ -92,10 +90,10 @@ fn chunk_rows(dims: &Dims, work: &SpanWork) -> i64 {
     let rows = match work.path {
         Path::CompactFlash => COMPACT_BYTES / (dims.top_k * dims.row() * 4),
         // Neither the indexer nor attention on a list holds anything as long as the context.
-        Path::SparseChunked | Path::DirectSparse => CHUNK_ROWS,
+        Path::SparseChunked | Path::DirectSparse => PIECE_ROWS,
         Path::Dense | Path::Fallback => MASK_BYTES / ((work.pos + work.n) * 2),
     };
-    rows.clamp(1, CHUNK_ROWS)
+    rows.clamp(1, PIECE_ROWS)
 }
 
 impl<'g> Chunk<'g> {
@@ -125,19 +123,5 @@ impl<'g> SpanPlan<'g> {
             g.input_i32(&(0..covered).flat_map(list).collect::<Vec<_>>(), [width, covered])
         });
         Self { work, covered, everything, chunks }
-    }
-
-    /// The span's rows in pieces of at most `most`: either covered or whole chunks, of which one may be larger.
-    pub(super) fn pieces(&self, most: i64) -> Vec<Range<i64>> {
-        let covered = (0..self.covered).step_by(most.max(1) as usize);
-        let mut pieces: Vec<_> = covered.map(|first| first..(first + most).min(self.covered)).collect();
-        for chunk in &self.chunks {
-            let end = chunk.first + chunk.n;
-            match pieces.last_mut() {
-                Some(last) if last.start >= self.covered && end - last.start <= most => last.end = end,
-                _ => pieces.push(chunk.first..end),
-            }
-        }
-        pieces
     }
 }

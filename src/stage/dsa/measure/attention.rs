@@ -167,7 +167,7 @@ impl AttentionLayer {
         };
         let lists: Vec<_> = plan.chunks.iter().map(of_chunk).collect();
         let attention = Attention { g: &g, dims: &self.dims, rows: g.leaf(&self.rows) };
-        let values = attention.span(queries.attention(&g, &self.dims), &plan, &lists);
+        let values = attention.values(queries.attention(&g, &self.dims), &plan, &lists, &(0..plan.work.n));
         timed_values(&mut self.computer, &g, values)
     }
 

@@ -1,7 +1,7 @@
 //! How spans are cut.
 
 use super::{
-    super::spans::{SpanWork, chunks},
+    super::spans::{PIECE_ROWS, SpanWork, chunks},
     *,
 };
 use crate::policy::Path;
@@ -26,6 +26,7 @@ fn pieces_cover_every_row_once_and_start_where_selection_starts() {
                         // ggml's flash attention would round a row differently beside others.
                         let alone = few && matches!(path, Path::Dense | Path::Fallback);
                         assert!(first == next && rows > 0 && (!alone || rows == 1), "{work:?}");
+                        assert_eq!(first / PIECE_ROWS, (first + rows - 1) / PIECE_ROWS, "in one piece: {work:?}");
                         next = first + rows;
                     }
                     assert_eq!(next, n, "{work:?}");
