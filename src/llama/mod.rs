@@ -67,6 +67,8 @@ fn init() {
     static INIT: Once = Once::new();
     INIT.call_once(|| {
         log::install();
+        // Whoever needs it hears of a failure where compute threads are started, or from llama.cpp.
+        let _ = crate::kernels::cpu::load();
         // SAFETY: called once, before any other llama.cpp call of this process.
         unsafe { llama_cpp_sys_2::llama_backend_init() };
     });

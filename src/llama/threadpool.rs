@@ -1,6 +1,6 @@
 //! One pool of compute threads for all contexts of an engine.
 
-use crate::kernels::ffi;
+use crate::kernels::{cpu, ffi};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 
@@ -21,11 +21,12 @@ unsafe impl Sync for Threadpool {}
 impl Threadpool {
     /// Starts `n_threads - 1` threads (the caller's is the last one); `None` when ggml cannot.
     pub fn new(n_threads: u32) -> Option<Self> {
+        cpu::load().ok()?;
         let n_threads = n_threads.clamp(1, ffi::SKIPPY_MAX_THREADS);
         // SAFETY: `params` is a valid struct for both calls.
         let ptr = unsafe {
             let mut params = sys::ggml_threadpool_params_default(i32::try_from(n_threads).ok()?);
-            sys::ggml_threadpool_new(&mut params)
+            ffi::skippy_cpu_threads(&mut params)
         };
         NonNull::new(ptr).map(|ptr| Self { ptr, n_threads })
     }
@@ -43,6 +44,6 @@ impl Threadpool {
 impl Drop for Threadpool {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once; contexts that used it are gone, since each holds an `Arc`.
-        unsafe { sys::ggml_threadpool_free(self.ptr.as_ptr()) };
+        unsafe { ffi::skippy_cpu_threads_free(self.ptr.as_ptr()) };
     }
 }

@@ -8,6 +8,10 @@ use crate::{
         machine,
     },
     gguf::{GgufFile, Metadata},
+    kernels::{
+        self,
+        cpu::{self, CpuError},
+    },
     llama::Threadpool,
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify, glm_dsa},
     policy::{Evidence, EvidenceError, Exhibit, Role},
@@ -77,6 +81,9 @@ pub enum LoadError {
     /// The stages could not be loaded.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// ggml has no code that this CPU can run.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
     /// Compute threads could not be started.
     #[error("cannot start {0} compute threads")]
     Threads(u32),
@@ -250,6 +257,8 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let metadata = files.first().map(|files| files.metadata.gguf().metadata.clone()).unwrap_or_default();
     let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
+    let ggml = cpu::load()?.unwrap_or("built in");
+    tracing::info!(kernels = %kernels::isa(), ggml, "code for this CPU");
     let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
     let speculation = speculation(config, &package, &files)?;
     let exhibit = |evidence| Exhibit::here(evidence, &machine::capability(), config.threads);
