@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes dist/skippy-stage-VERSION-TARGET: the programs, ggml and llama.cpp as shared libraries, and the notices. The folder runs
-# wherever it is moved, on any machine of the same kind whose C library is not older than that of this one. Prints its path.
+# wherever it is moved, on any machine of the same kind whose C and C++ libraries are not older than those of this one. Prints its
+# path once check-release.sh is content with it.
 #
 #   scripts/release.sh [TARGET_DIR]     where cargo builds; `portable` in its usual place when left out, since other builds
 #                                       have other flags
@@ -36,4 +37,5 @@ cp "$CARGO_TARGET_DIR"/release/skippy-stage "$CARGO_TARGET_DIR"/release/skippy-m
 find "$libraries"/lib* -maxdepth 1 \( -name '*.so*' -o -name '*.dylib' \) -exec cp -a {} "$dist/lib" \;
 cp "$libraries"/backends/* "$dist/lib"
 cp LICENSE LICENSE-APACHE LICENSE-MIT vendor/LICENSES/* "$dist/licences"
+scripts/check-release.sh "$dist"
 printf '%s\n' "$dist"
