@@ -17,7 +17,7 @@ ARGS ?=
 CARGO_FLAGS := --locked --release
 
 .NOTPARALLEL:
-.PHONY: help serve build test fmt clippy test-rust test-kernels test-doc test-python test-node test-models lint bench setup setup-test clean-cache
+.PHONY: help serve build test fmt clippy test-rust test-kernels test-doc test-python test-node test-models lint bench release setup setup-test clean-cache
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ bench: build test-models ## against llama.cpp used the plain way: serving, loadi
 	@scripts/package-model.sh smollm2 >/dev/null
 	$(BIN) bench decode .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 	$(BIN) bench load .cache/packages/smollm2 --gguf $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf --split 10,20
+
+release: setup ## a folder in dist/ that runs on other machines; builds ggml for each kind of processor
+	@scripts/release.sh
 
 setup: ## install the build tools that are missing
 	@scripts/setup.sh

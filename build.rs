@@ -46,7 +46,7 @@ fn compile_the_protocol() {
 mod engine {
     use std::{env, path::PathBuf};
 
-    const SOURCES: [&str; 3] = ["kernels/dispatch.cpp", "kernels/guard.cpp", "kernels/segments.cpp"];
+    const SOURCES: [&str; 4] = ["kernels/cpu.cpp", "kernels/dispatch.cpp", "kernels/guard.cpp", "kernels/segments.cpp"];
     /// Compiled once for each instruction set, and chosen among when the program runs.
     const VARIANT_SOURCES: [&str; 9] = [
         "kernels/variant/attend.cpp",
@@ -59,6 +59,8 @@ mod engine {
         "kernels/variant/products.cpp",
         "kernels/variant/table.cpp",
     ];
+    /// Whether ggml comes in shared libraries, the one for the CPU chosen when the program runs.
+    const PORTABLE: bool = cfg!(feature = "portable");
     const HEADER: &str = "kernels/skippy_kernels.h";
 
     /// Names and compiler flags of the variants for the target.
@@ -74,7 +76,14 @@ mod engine {
 
     pub(crate) fn build() {
         println!("cargo:rerun-if-changed=kernels");
-        println!("cargo:rustc-env=SKIPPY_BUILD_LLAMA=llama-cpp-sys-2 {}", pinned_version());
+        let libraries = if PORTABLE { " in libraries" } else { "" };
+        println!("cargo:rustc-env=SKIPPY_BUILD_LLAMA=llama-cpp-sys-2 {}{libraries}", pinned_version());
+        if PORTABLE {
+            // The layout of `make release`, wherever the folder is moved.
+            let here =
+                if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("macos") { "@loader_path" } else { "$ORIGIN" };
+            println!("cargo:rustc-link-arg-bins=-Wl,-rpath,{here}/../lib");
+        }
         let include = llama_include();
         compile(&include);
         bind(&include);
@@ -122,6 +131,9 @@ mod engine {
             build.compile(&format!("skippy_kernels_{name}"));
         }
         let mut build = base();
+        if PORTABLE {
+            build.define("SKIPPY_DYNAMIC", None);
+        }
         for (name, _) in variants() {
             build.define(&format!("SKIPPY_HAS_{}", name.to_uppercase()), None);
         }

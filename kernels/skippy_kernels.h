@@ -1,8 +1,9 @@
 // The C face of skippy-stage's own C++ code. bindgen reads this header; src/kernels.rs, src/ggml/ and src/llama/ call it.
 //
-// Two things live here because Rust cannot do them over the plain C API:
+// Three things live here because Rust cannot do them over the plain C API:
 //   * guarded calls: an exception that llama.cpp throws must never unwind into Rust, so each call that may throw is
 //     wrapped, and its text comes back in a buffer;
+//   * ggml's CPU part, which may be a library that is chosen when the program runs (cpu.h);
 //   * a read-only FILE over memory segments, which lets llama.cpp read a GGUF that exists only as a header in memory
 //     and mapped fragments behind it.
 
@@ -12,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include "cpu.h"
 
 #include "llama.h"
 

@@ -1,6 +1,8 @@
 //! The C++ in `kernels/`: its header as bindgen reads it, and which variant of its operations runs.
 #![allow(unsafe_code)]
 
+pub mod cpu;
+
 use serde::Serialize;
 use std::{
     fmt,

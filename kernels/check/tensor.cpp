@@ -4,8 +4,6 @@
 
 #include "../skippy_kernels.h"
 
-#include "ggml-cpu.h"
-
 namespace check {
 
 float from_half(uint16_t h) {
@@ -108,7 +106,7 @@ extern "C" size_t ggml_row_size(ggml_type type, int64_t n) {
     return row_bytes(type, n);
 }
 
-extern "C" const ggml_type_traits_cpu * ggml_get_type_traits_cpu(ggml_type type) {
+extern "C" const ggml_type_traits_cpu * skippy_cpu_type_traits(ggml_type type) {
     static const ggml_type_traits_cpu f32 = { nullptr, dot_f32, GGML_TYPE_F32, 1 };
     static const ggml_type_traits_cpu q8  = { quantize, dot_q8, GGML_TYPE_Q8_0, 1 };
     switch (type) {

@@ -19,7 +19,7 @@ namespace {
 void any_type(
         const Matrix & matrix, int64_t begin, int64_t end, const Columns & columns, const int32_t * which, int64_t n,
         float * const * out) {
-    const ggml_vec_dot_t dot = ggml_get_type_traits_cpu(matrix.type)->vec_dot;
+    const ggml_vec_dot_t dot = skippy_cpu_type_traits(matrix.type)->vec_dot;
     for (int64_t m = begin; m < end; ++m) {
         for (int64_t i = 0; i < n; ++i) {
             const char * row = matrix.data + m * matrix.stride;
@@ -158,7 +158,7 @@ size_t column_bytes(ggml_type type, int64_t K) {
     }
 #endif
     const size_t bytes =
-        is_wide(type) ? K * sizeof(int16_t) : ggml_row_size(ggml_get_type_traits_cpu(type)->vec_dot_type, K);
+        is_wide(type) ? K * sizeof(int16_t) : ggml_row_size(skippy_cpu_type_traits(type)->vec_dot_type, K);
     return (bytes + 31) / 32 * 32;
 }
 
@@ -171,9 +171,9 @@ size_t Columns::floats(ggml_type type, int64_t K, int64_t n) {
 Columns::Columns(ggml_type type, int64_t K, int64_t n, float * memory)
     : K(K), stride(column_bytes(type, K)), packed((char *) (memory + padded(n))), scales(memory), type(type),
       from_float(nullptr) {
-    const ggml_type other = ggml_get_type_traits_cpu(type)->vec_dot_type;
+    const ggml_type other = skippy_cpu_type_traits(type)->vec_dot_type;
     if (other != GGML_TYPE_F32) {
-        from_float = ggml_get_type_traits_cpu(other)->from_float;
+        from_float = skippy_cpu_type_traits(other)->from_float;
     }
 }
 

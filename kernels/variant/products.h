@@ -3,9 +3,8 @@
 #ifndef SKIPPY_PRODUCTS_H
 #define SKIPPY_PRODUCTS_H
 
+#include "../cpu.h"
 #include "rows.h"
-
-#include "ggml-cpu.h"
 
 namespace skippy {
 namespace SKIPPY_VARIANT {

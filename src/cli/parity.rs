@@ -150,7 +150,7 @@ pub fn run(args: &ParityArgs) -> anyhow::Result<ExitCode> {
         "the prompt has {} tokens, allowed 1 to 499",
         prompt.len()
     );
-    let pool = Arc::new(Threadpool::new(args.threads).context("cannot start compute threads")?);
+    let pool = Arc::new(Threadpool::new(args.threads)?);
     let results = compare(&package, &cuts, &prompt, &options, &pool)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&results)?);

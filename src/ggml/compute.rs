@@ -31,11 +31,9 @@ impl Computer {
     /// When ggml is out of memory, or the environment asks for kernels that cannot run here.
     pub fn new(pool: Arc<Threadpool>) -> Result<Self, GgmlError> {
         kernels::choose()?;
-        // SAFETY: takes nothing; an owned backend or null.
-        let backend = unsafe { sys::ggml_backend_cpu_init() };
+        // SAFETY: an owned backend or null; the pool outlives it (it is dropped after `drop`).
+        let backend = unsafe { ffi::skippy_cpu_backend(pool.as_ptr()) };
         let backend = NonNull::new(backend).ok_or(GgmlError::Alloc("a backend"))?;
-        // SAFETY: the backend is a CPU backend; the pool outlives it (it is dropped after `drop`).
-        unsafe { sys::ggml_backend_cpu_set_threadpool(backend.as_ptr(), pool.as_ptr()) };
         Ok(Self { backend, allocators: Vec::new(), pool })
     }
 
@@ -77,7 +75,7 @@ impl Computer {
         }
         let threads = graph.threads.get().min(self.pool.n_threads());
         // SAFETY: the backend is a CPU backend, and its pool has that many threads.
-        unsafe { sys::ggml_backend_cpu_set_n_threads(backend, i32::try_from(threads).unwrap_or(1)) };
+        unsafe { ffi::skippy_cpu_set_threads(backend, i32::try_from(threads).unwrap_or(1)) };
         let mut error = [0 as c_char; 256];
         // SAFETY: all tensors have data; custom operations read only their sources and values that `graph` owns.
         let status = unsafe { ffi::skippy_graph_compute(backend, nodes, error.as_mut_ptr(), error.len()) };

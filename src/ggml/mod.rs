@@ -22,7 +22,10 @@ pub use leaf::{Leaf, Memory};
 pub use ops::Rope;
 pub use quantize::quantize;
 
-use crate::gguf::GgmlType;
+use crate::{
+    gguf::GgmlType,
+    kernels::{cpu, ffi},
+};
 use llama_cpp_sys_2 as sys;
 
 /// Why ggml was not called, or failed.
@@ -71,10 +74,16 @@ pub fn is_matrix_type(ty: GgmlType) -> bool {
     multiplies(type_id(ty)) && reads_as_f32(type_id(ty))
 }
 
+/// What the CPU can do with rows of this type. `ty` is a type of the linked ggml.
+fn on_the_cpu(ty: sys::ggml_type) -> Option<&'static sys::ggml_type_traits_cpu> {
+    cpu::load().ok()?;
+    // SAFETY: null or a static entry.
+    unsafe { ffi::skippy_cpu_type_traits(ty).as_ref() }
+}
+
 /// Whether the CPU has a dot product of rows of this type. `ty` is a type of the linked ggml.
 fn multiplies(ty: sys::ggml_type) -> bool {
-    // SAFETY: the entry is static.
-    unsafe { sys::ggml_get_type_traits_cpu(ty).as_ref() }.is_some_and(|traits| traits.vec_dot.is_some())
+    on_the_cpu(ty).is_some_and(|traits| traits.vec_dot.is_some())
 }
 
 /// Whether rows of this type can be turned into f32. `ty` is a type of the linked ggml.
@@ -86,9 +95,7 @@ fn reads_as_f32(ty: sys::ggml_type) -> bool {
 
 /// Whether f32 rows can be turned into this type. `ty` is a type of the linked ggml.
 fn written_from_f32(ty: sys::ggml_type) -> bool {
-    // SAFETY: the entry is static.
-    let traits = unsafe { sys::ggml_get_type_traits_cpu(ty).as_ref() };
-    ty == sys::GGML_TYPE_F32 || traits.is_some_and(|traits| traits.from_float.is_some())
+    ty == sys::GGML_TYPE_F32 || on_the_cpu(ty).is_some_and(|traits| traits.from_float.is_some())
 }
 
 /// Elements of a tensor of these sizes, if all are above 0 and the product is a number that ggml can count with.

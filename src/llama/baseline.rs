@@ -53,7 +53,7 @@ impl Baseline {
     /// # Errors
     /// With llama.cpp's own words.
     pub fn load(path: &Path, options: &BaselineOptions) -> Result<Self, LlamaError> {
-        init();
+        init()?;
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|e| LlamaError::Load(e.to_string()))?;
         // SAFETY: `name` is terminated and alive for the call; the loader catches its exceptions.
         let (model, errors) = log::with_errors(|| unsafe {

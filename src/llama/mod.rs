@@ -20,12 +20,19 @@ pub use model::{Model, ModelOptions};
 pub use text::LlamaText;
 pub use threadpool::Threadpool;
 
-use std::sync::Once;
+use crate::kernels::cpu::{self, CpuError};
+use std::sync::OnceLock;
 
 /// Why a llama.cpp call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LlamaError {
+    /// ggml has no code that this CPU can run.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// Compute threads could not be started.
+    #[error("cannot start {0} compute threads")]
+    Threads(u32),
     /// The model could not be loaded.
     #[error("llama.cpp could not load the model: {0}")]
     Load(String),
@@ -63,13 +70,16 @@ pub enum LlamaError {
 }
 
 /// Prepares the library; cheap after the first call.
-fn init() {
-    static INIT: Once = Once::new();
-    INIT.call_once(|| {
+fn init() -> Result<(), CpuError> {
+    static INIT: OnceLock<Result<(), CpuError>> = OnceLock::new();
+    let init = || {
         log::install();
+        cpu::load()?;
         // SAFETY: called once, before any other llama.cpp call of this process.
         unsafe { llama_cpp_sys_2::llama_backend_init() };
-    });
+        Ok(())
+    };
+    INIT.get_or_init(init).clone()
 }
 
 /// The llama.cpp and ggml versions that are linked in, for logs and `skippy_build_info`.

@@ -31,7 +31,7 @@ impl Model {
     /// # Errors
     /// [`LlamaError::Load`] with llama.cpp's own words.
     pub fn load(segments: &[&[u8]], options: &ModelOptions) -> Result<Self, LlamaError> {
-        init();
+        init()?;
         let file = SegmentsFile::open(segments)?;
         // SAFETY: returns a plain struct.
         let mut params = unsafe { sys::llama_model_default_params() };

@@ -1,5 +1,6 @@
 //! One pool of compute threads for all contexts of an engine.
 
+use super::{LlamaError, init};
 use crate::kernels::ffi;
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
@@ -19,15 +20,19 @@ unsafe impl Send for Threadpool {}
 unsafe impl Sync for Threadpool {}
 
 impl Threadpool {
-    /// Starts `n_threads - 1` threads (the caller's is the last one); `None` when ggml cannot.
-    pub fn new(n_threads: u32) -> Option<Self> {
+    /// Starts `n_threads - 1` threads (the caller's is the last one).
+    ///
+    /// # Errors
+    /// [`LlamaError::Threads`] when ggml cannot, [`LlamaError::Cpu`] when there is no ggml to do it.
+    pub fn new(n_threads: u32) -> Result<Self, LlamaError> {
+        init()?;
         let n_threads = n_threads.clamp(1, ffi::SKIPPY_MAX_THREADS);
         // SAFETY: `params` is a valid struct for both calls.
         let ptr = unsafe {
-            let mut params = sys::ggml_threadpool_params_default(i32::try_from(n_threads).ok()?);
-            sys::ggml_threadpool_new(&mut params)
+            let mut params = sys::ggml_threadpool_params_default(i32::try_from(n_threads).unwrap_or(1));
+            ffi::skippy_cpu_threads(&mut params)
         };
-        NonNull::new(ptr).map(|ptr| Self { ptr, n_threads })
+        NonNull::new(ptr).map(|ptr| Self { ptr, n_threads }).ok_or(LlamaError::Threads(n_threads))
     }
 
     /// Threads in the pool, the caller's counted.
@@ -43,6 +48,6 @@ impl Threadpool {
 impl Drop for Threadpool {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once; contexts that used it are gone, since each holds an `Arc`.
-        unsafe { sys::ggml_threadpool_free(self.ptr.as_ptr()) };
+        unsafe { ffi::skippy_cpu_threads_free(self.ptr.as_ptr()) };
     }
 }

@@ -68,7 +68,7 @@ struct StageMemory {
 
 pub(super) fn run(args: &LoadArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.rounds > 0, "rounds must be positive");
-    let pool = Arc::new(Threadpool::new(2).context("cannot start compute threads")?);
+    let pool = Arc::new(Threadpool::new(2)?);
     let package = Package::open(&args.package)?;
     let whole = LayerRange::new(0, package.manifest().layer_count)?;
     // Memory first: later, freed memory of earlier loads would be used again and not show.

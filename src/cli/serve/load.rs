@@ -8,7 +8,8 @@ use crate::{
         machine,
     },
     gguf::{GgufFile, Metadata},
-    llama::Threadpool,
+    kernels::{self, cpu},
+    llama::{LlamaError, Threadpool},
     package::{LayerRange, LayerRangeError, Package, PackageError, StageFiles, Verify, glm_dsa},
     policy::{Evidence, EvidenceError, Exhibit, Role},
     serve::ModelCard,
@@ -78,8 +79,8 @@ pub enum LoadError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// Compute threads could not be started.
-    #[error("cannot start {0} compute threads")]
-    Threads(u32),
+    #[error(transparent)]
+    Threads(LlamaError),
     /// A strategy that cannot be served.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
@@ -250,7 +251,8 @@ pub fn load(config: &ServeConfig) -> Result<LoadedModel, LoadError> {
     let metadata = files.first().map(|files| files.metadata.gguf().metadata.clone()).unwrap_or_default();
     let trained = metadata.arch_uint("context_length").and_then(|n| u32::try_from(n).ok());
     let ctx_size = config.ctx_size.unwrap_or_else(|| trained.unwrap_or(DEFAULT_CTX_SIZE).clamp(1, DEFAULT_CTX_SIZE));
-    let pool = Arc::new(Threadpool::new(config.threads).ok_or(LoadError::Threads(config.threads))?);
+    let pool = Arc::new(Threadpool::new(config.threads).map_err(LoadError::Threads)?);
+    tracing::info!(kernels = %kernels::isa(), ggml = cpu::load().unwrap_or_default(), "code for this CPU");
     let speculation = speculation(config, &package, &files)?;
     let exhibit = |evidence| Exhibit::here(evidence, &machine::capability(), config.threads);
     let options = EngineOptions {

@@ -85,7 +85,7 @@ impl PhaseEArgs {
 /// When values differ, memory runs out, a file cannot be written, or a demanded row is missing.
 pub(super) fn run(args: &PhaseEArgs) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    let pool = Threadpool::new(args.threads.unwrap_or(cores)).context("cannot start compute threads")?;
+    let pool = Threadpool::new(args.threads.unwrap_or(cores))?;
     let pool = Arc::new(pool);
     let mut report = Report::new(args, pool.n_threads())?;
     println!("{}", report.header());

@@ -99,7 +99,7 @@ impl Bench<'_> {
         let most = args.at.iter().copied().max().context("no depth to measure at")?;
         // A compared pass has a token behind it.
         let room = (most + (args.chunk + 1).max(args.decode).max(args.memory)).next_multiple_of(256);
-        let pool = Arc::new(Threadpool::new(args.threads).context("cannot start compute threads")?);
+        let pool = Arc::new(Threadpool::new(args.threads)?);
         let mut dsa = Side::dsa(self.package, self.layers, &pool, (room, args.chunk))?;
         let config = side::config(self.package, self.layers)?;
         let cached = CachedRows::random(&config, self.layers, most + args.memory, 1);
