@@ -19,12 +19,13 @@ use anyhow::Context as _;
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
 
-/// Types of the routed projections: down q3_K as GLM-5.2 is published, the smaller down that is under test, and everything q4_K,
-/// for which there are kernels of many rows.
-const TYPES: [ExpertTypes; 3] = [
+/// Types of the routed projections: down q3_K as GLM-5.2 is published, the smaller down that is under test, everything q4_K, and
+/// q8_0, for which there are no kernels of many rows, so that the switches act.
+const TYPES: [ExpertTypes; 4] = [
     ExpertTypes { gate_up: GgmlType::Q2_K, down: GgmlType::Q3_K },
     ExpertTypes { gate_up: GgmlType::Q2_K, down: GgmlType::Q2_K },
     ExpertTypes { gate_up: GgmlType::Q4_K, down: GgmlType::Q4_K },
+    ExpertTypes { gate_up: GgmlType::Q8_0, down: GgmlType::Q8_0 },
 ];
 /// Down projections that a complete run has.
 pub(super) const DOWNS: [GgmlType; 2] = [GgmlType::Q3_K, GgmlType::Q2_K];
