@@ -18,6 +18,7 @@ namespace {
 
 constexpr int     PANELS  = 2;   // side by side: each of a column's elements is fetched once for both
 constexpr int     COLUMNS = 4;   // at a time
+constexpr int64_t AHEAD   = 2;   // blocks that are fetched before they are needed
 constexpr int64_t MANY    = 64;  // columns that pass by one unpacking: their blocks and the panels fit the first cache
 
 typedef float Sums[MANY][PANEL_ROWS];
@@ -26,6 +27,12 @@ inline __m256i four_of(const void * from) {
     int32_t word;
     memcpy(&word, from, sizeof word);
     return _mm256_set1_epi32(word);
+}
+
+// `sum` is now `next`, in the register that it had. Left alone, GCC makes trees of sums of integers and runs out of registers.
+inline void advance(__m256i & sum, __m256i next) {
+    sum = next;
+    asm("" : "+x"(sum));
 }
 
 // sums[i][first + c] += panel i x the block of column c, for N panels and C columns.
@@ -44,14 +51,13 @@ inline void add_panels(const Panel * panels, const ColumnBlock * const * blocks,
                 part[i][c] = _mm256_setzero_si256();
             }
         }
-        // Unrolled, GCC makes trees of these sums and runs out of registers.
-#pragma GCC unroll 1
+#pragma GCC unroll 8
         for (int q = step; q < step + Type::STEP; ++q) {
             for (int c = 0; c < C; ++c) {
                 const __m256i x = four_of(blocks[c]->quants + 4 * q);
                 for (int i = 0; i < N; ++i) {
                     const __m256i four = _mm256_load_si256((const __m256i *) panels[i].quants + q);
-                    part[i][c]         = _mm256_add_epi16(part[i][c], _mm256_maddubs_epi16(four, x));
+                    advance(part[i][c], _mm256_add_epi16(part[i][c], _mm256_maddubs_epi16(four, x)));
                 }
             }
         }
@@ -62,13 +68,13 @@ inline void add_panels(const Panel * panels, const ColumnBlock * const * blocks,
             }
         }
     }
-#pragma GCC unroll 1
+#pragma GCC unroll 8
     for (int g = 0; g < GROUPS; g += 2) {
         for (int c = 0; c < C; ++c) {
             const __m256i two = four_of(blocks[c]->sums + g);
             for (int i = 0; i < N; ++i) {
                 const __m256i leasts = _mm256_load_si256((const __m256i *) panels[i].leasts + g / 2);
-                under[i][c]          = _mm256_add_epi32(under[i][c], _mm256_madd_epi16(leasts, two));
+                advance(under[i][c], _mm256_add_epi32(under[i][c], _mm256_madd_epi16(leasts, two)));
             }
         }
     }
@@ -101,6 +107,13 @@ void multiply_rows(
     for (Sums & panel : sums) {
         fill(panel[0], n * PANEL_ROWS, 0.0f);
     }
+    // Sixteen rows side by side are more than hardware foresees. Behind their ends the next sixteen begin.
+    const auto fetch_ahead = [&](int64_t b) {
+        const int64_t offset = b < blocks ? b * sizeof(Type) : N * PANEL_ROWS * stride + (b - blocks) * sizeof(Type);
+        for (const char * row : at) {
+            prefetch((const char *) ((uintptr_t) row + (uintptr_t) offset), sizeof(Type));
+        }
+    };
     for (int64_t b = 0; b < blocks; ++b) {
         for (int i = 0; i < N; ++i) {
             unpack<Type>(at + i * PANEL_ROWS, b, panels[i]);
@@ -108,6 +121,7 @@ void multiply_rows(
         for (int64_t c = 0; c < n; ++c) {
             block[c] = columns[c] + b;
         }
+        fetch_ahead(b + AHEAD);
         int64_t c = 0;
         for (; c + COLUMNS <= n; c += COLUMNS) {
             add_panels<Type, N, COLUMNS>(panels, block + c, sums, c);

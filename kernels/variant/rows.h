@@ -16,6 +16,16 @@ constexpr int64_t ROWS_AT_ONCE = 16;
 // Columns that a product takes at a time, where there may be any number of them.
 constexpr int64_t COLUMNS_AT_ONCE = 16;
 
+// Starts to fetch `bytes` bytes, which need not exist.
+inline void prefetch(const char * from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) {
+        const char * line = (const char *) ((uintptr_t) from + (uintptr_t) at);
+        __builtin_prefetch(line);
+        // To GCC a loop of nothing else has no effect, and is dropped.
+        asm volatile("" : : "r"(line));
+    }
+}
+
 // The rows of a 2-D tensor of f32, f16 or Q8_0, as f32.
 class Rows {
   public:
@@ -44,12 +54,7 @@ class Rows {
 
     // Starts to fetch row `index`.
     void fetch(int64_t index) const {
-        const char * bytes = base + index * stride;
-        for (int64_t at = 0; at < stride; at += 64) {
-            __builtin_prefetch(bytes + at);
-            // To GCC a loop of nothing else has no effect, and is dropped.
-            asm volatile("" : : "r"(bytes + at));
-        }
+        prefetch(base + index * stride, stride);
     }
 
     const int64_t count;
