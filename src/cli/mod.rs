@@ -100,7 +100,36 @@ pub fn leave(result: anyhow::Result<ExitCode>) -> ! {
 /// The last line of a binary: the error with its causes on one line of stderr, and the exit code.
 pub fn exit(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        eprintln!("error: {}", with_causes(&error));
         ExitCode::FAILURE
     })
+}
+
+/// An error and its causes, each said once: some name their cause themselves.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        said if said.ends_with(&cause) => said.to_owned(),
+        said => format!("{said}: {cause}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_causes;
+    use anyhow::Context as _;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("layers 0..9: {source}")]
+    struct Named {
+        source: std::fmt::Error,
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = Err::<(), _>(Named { source: std::fmt::Error }).context("cannot load the model").unwrap_err();
+        assert_eq!(with_causes(&error), format!("cannot load the model: layers 0..9: {}", std::fmt::Error));
+        let error = anyhow::anyhow!("no such file").context("a.gguf");
+        assert_eq!(with_causes(&error), "a.gguf: no such file");
+    }
 }

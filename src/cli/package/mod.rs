@@ -64,7 +64,7 @@ pub fn main() -> ExitCode {
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", one_line(&format!("{error:#}")));
+            eprintln!("error: {}", one_line(&super::with_causes(&error)));
             if error.is::<UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
