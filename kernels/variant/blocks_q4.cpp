@@ -41,7 +41,7 @@ inline void row(const Q4 * blocks, int64_t n, const ColumnBlock * const * column
     for (int64_t b = 0; b < n; ++b) {
         const Q4 &    block = blocks[b];
         const Parts   parts(block.scales);
-        const __m256i   scales = _mm256_broadcastsi128_si256(parts.scales);
+        const __m256i scales = _mm256_broadcastsi128_si256(parts.scales);
         // Which part's scale a shuffle puts everywhere.
         __m256i pick = _mm256_set1_epi16(0x0100);
         __m256i whole[COLUMNS];
@@ -63,7 +63,7 @@ inline void row(const Q4 * blocks, int64_t n, const ColumnBlock * const * column
         const float scale = _cvtsh_ss(block.scale), least = _cvtsh_ss(block.least);
         for (int c = 0; c < COLUMNS; ++c) {
             const ColumnBlock & column = columns[c][b];
-            const __m256i under = _mm256_madd_epi16(parts.leasts, _mm256_loadu_si256((const __m256i *) column.sums));
+            const __m256i       under  = _mm256_madd_epi16(parts.leasts, _mm256_loadu_si256((const __m256i *) column.sums));
             sum[c] = _mm256_fmadd_ps(_mm256_set1_ps(scale * column.scale), _mm256_cvtepi32_ps(whole[c]), sum[c]);
             sum[c] = _mm256_fnmadd_ps(_mm256_set1_ps(least * column.scale), _mm256_cvtepi32_ps(under), sum[c]);
         }

@@ -11,8 +11,6 @@ namespace SKIPPY_VARIANT {
 
 namespace {
 
-constexpr int64_t MOST_COLUMNS = 64; // of a piece of work: as many as pass by one unpacking of weights
-
 struct ColumnsTag;
 struct OutTag;
 struct UpTag;
@@ -37,13 +35,13 @@ void multiply(
         const ggml_tensor * weight, int64_t at, int64_t begin, int64_t end, const ColumnBlock * const * columns, int64_t n,
         float * const * out) {
     const char * first = (const char *) weight->data + at * weight->nb[2] + begin * weight->nb[1];
-    multiply_panels(weight->type, first, weight->nb[1], end - begin, weight->ne[0], columns, n, out);
+    panel_product(weight->type)(first, weight->nb[1], end - begin, weight->ne[0], columns, n, out);
 }
 
 } // namespace
 
 int64_t packed_bytes(int type, int64_t K) {
-    return is_paneled(type) ? K / SUPER * (int64_t) sizeof(ColumnBlock) : 0;
+    return panel_product(type) != nullptr ? K / SUPER * (int64_t) sizeof(ColumnBlock) : 0;
 }
 
 void pack(ggml_tensor * dst, int ith, int nth, void *) {
@@ -78,38 +76,40 @@ void experts_inner_packed(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor *  shared_up = dst->src[5];
     const int64_t        n = ids->ne[1], used = ids->ne[0], blocks = gate->ne[1] / SUPER;
     const int64_t        shared = shared_gate != nullptr ? shared_gate->ne[1] / SUPER : 0;
-    const ColumnBlock ** columns = scratch<ColumnsTag, const ColumnBlock *>(MOST_COLUMNS);
-    float **             gates   = scratch<OutTag, float *>(MOST_COLUMNS);
-    float **             ups     = scratch<UpTag, float *>(MOST_COLUMNS);
-    float *              memory  = scratch<ValuesTag>(2 * MOST_COLUMNS * SUPER);
-    for (int64_t i = 0; i < MOST_COLUMNS; ++i) {
+    const ColumnBlock ** columns = scratch<ColumnsTag, const ColumnBlock *>(MANY);
+    float **             gates   = scratch<OutTag, float *>(MANY);
+    float **             ups     = scratch<UpTag, float *>(MANY);
+    float *              memory  = scratch<ValuesTag>(2 * MANY * SUPER);
+    for (int64_t i = 0; i < MANY; ++i) {
         gates[i] = memory + 2 * i * SUPER;
         ups[i]   = gates[i] + SUPER;
     }
     // Work is cut into blocks of a few columns, and each thread has its part of all of them: what is packed together is computed
     // together, and no inner value is ever kept as f32.
-    const int64_t total = n * used * blocks + n * shared, begin = total * ith / nth, end = total * (ith + 1) / nth;
-    int64_t       before = 0;
+    const Share mine(n * used * blocks + n * shared, 1, ith, nth);
+    int64_t     before = 0;
     // Places i < count of an expert: row_of(i), and the first of its blocks in that row.
-    const auto expert = [&](const ggml_tensor * gate, const ggml_tensor * up, int64_t at, int64_t blocks, int64_t count,
+    const auto expert = [&](const ggml_tensor * gate, const ggml_tensor * up, int64_t slice, int64_t blocks, int64_t count,
                             const auto & row_of, const auto & first_of) {
-        const int64_t pieces = (count + MOST_COLUMNS - 1) / MOST_COLUMNS;
+        const int parts = column_parts(count);
         for (int64_t b = 0; b < blocks; ++b) {
-            for (int64_t piece = 0; piece < pieces; ++piece) {
-                const int64_t done = count * piece / pieces, some = count * (piece + 1) / pieces - done, start = before;
+            for (int part = 0; part < parts; ++part) {
+                const Share   places(count, 1, part, parts);
+                const int64_t start = before, some = places.end - places.begin;
                 before += some;
-                if (start < begin || start >= end) {
+                if (start < mine.begin || start >= mine.end) {
                     continue;
                 }
                 for (int64_t i = 0; i < some; ++i) {
-                    columns[i] = packed.column(row_of(done + i));
+                    columns[i] = packed.column(row_of(places.begin + i));
                 }
-                multiply(gate, at, SUPER * b, SUPER * (b + 1), columns, some, gates);
-                multiply(up, at, SUPER * b, SUPER * (b + 1), columns, some, ups);
+                multiply(gate, slice, SUPER * b, SUPER * (b + 1), columns, some, gates);
+                multiply(up, slice, SUPER * b, SUPER * (b + 1), columns, some, ups);
                 for (int64_t i = 0; i < some; ++i) {
                     swiglu(gates[i], ups[i], SUPER);
-                    ColumnBlock * row = (ColumnBlock *) ((char *) dst->data + row_of(done + i) * dst->nb[1]);
-                    pack_column(gates[i], SUPER, row + first_of(done + i) + b);
+                    const int64_t at  = places.begin + i;
+                    ColumnBlock * row = (ColumnBlock *) ((char *) dst->data + row_of(at) * dst->nb[1]);
+                    pack_column(gates[i], SUPER, row + first_of(at) + b);
                 }
             }
         }

@@ -19,7 +19,6 @@ namespace {
 constexpr int     PANELS  = 2;   // side by side: each of a column's elements is fetched once for both
 constexpr int     COLUMNS = 4;   // at a time
 constexpr int64_t AHEAD   = 2;   // blocks that are fetched before they are needed
-constexpr int64_t MANY    = 64;  // columns that pass by one unpacking: their blocks and the panels fit the first cache
 
 typedef float Sums[MANY][PANEL_ROWS];
 
@@ -139,19 +138,19 @@ void multiply_rows(
 
 template <class Type>
 void multiply_type(
-        const char * first, int64_t stride, int64_t rows, int64_t blocks, const ColumnBlock * const * columns, int64_t n,
+        const char * first, int64_t stride, int64_t rows, int64_t K, const ColumnBlock * const * columns, int64_t n,
         float * const * out) {
-    const int64_t pieces = (n + MANY - 1) / MANY;
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-        const int64_t c = n * piece / pieces, count = n * (piece + 1) / pieces - c;
+    const int parts = column_parts(n);
+    for (int part = 0; part < parts; ++part) {
+        const Share share(n, 1, part, parts);
         for (int64_t done = 0; done < rows; done += PANELS * PANEL_ROWS) {
             const int64_t left = least(PANELS * PANEL_ROWS, rows - done);
             const auto    some = left > PANEL_ROWS ? multiply_rows<Type, PANELS> : multiply_rows<Type, 1>;
             float *       to[MANY];
-            for (int64_t i = 0; i < count; ++i) {
-                to[i] = out[c + i] + done;
+            for (int64_t c = share.begin; c < share.end; ++c) {
+                to[c - share.begin] = out[c] + done;
             }
-            some(first + done * stride, stride, left, blocks, columns + c, count, to);
+            some(first + done * stride, stride, left, K / SUPER, columns + share.begin, share.end - share.begin, to);
         }
     }
 }
@@ -182,28 +181,14 @@ void pack_column(const float * x, int64_t K, ColumnBlock * to) {
     }
 }
 
-bool is_paneled(int type) {
+PanelProduct * panel_product(int type) {
     switch (type) {
-        case GGML_TYPE_Q2_K:
-        case GGML_TYPE_Q3_K:
-        case GGML_TYPE_Q4_K:
-        case GGML_TYPE_Q5_K:
-        case GGML_TYPE_Q6_K: return true;
-        default: return false;
-    }
-}
-
-void multiply_panels(
-        int type, const char * first, int64_t stride, int64_t rows, int64_t K, const ColumnBlock * const * columns, int64_t n,
-        float * const * out) {
-    const int64_t blocks = K / SUPER;
-    switch (type) {
-        case GGML_TYPE_Q2_K: multiply_type<Q2>(first, stride, rows, blocks, columns, n, out); break;
-        case GGML_TYPE_Q3_K: multiply_type<Q3>(first, stride, rows, blocks, columns, n, out); break;
-        case GGML_TYPE_Q4_K: multiply_type<Q4>(first, stride, rows, blocks, columns, n, out); break;
-        case GGML_TYPE_Q5_K: multiply_type<Q5>(first, stride, rows, blocks, columns, n, out); break;
-        case GGML_TYPE_Q6_K: multiply_type<Q6>(first, stride, rows, blocks, columns, n, out); break;
-        default: break;
+        case GGML_TYPE_Q2_K: return multiply_type<Q2>;
+        case GGML_TYPE_Q3_K: return multiply_type<Q3>;
+        case GGML_TYPE_Q4_K: return multiply_type<Q4>;
+        case GGML_TYPE_Q5_K: return multiply_type<Q5>;
+        case GGML_TYPE_Q6_K: return multiply_type<Q6>;
+        default: return nullptr;
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     attention::Attention,
     cache::LayerCache,
     dims::Dims,
-    spans::{Chunk, PIECE_ROWS, SpanPlan, SpanWork},
+    spans::{Chunk, SpanPlan, SpanWork, pieces},
     weights::{Ffn, Glu, Indexer, Layer},
 };
 use crate::{
@@ -71,11 +71,8 @@ impl<'a, 'g> Pass<'a, 'g> {
             });
             parts.reduce(|all, part| g.concat(all, part, 2)).map(|values| self.project_out(values, layer))
         } else {
-            let pieces = spans.flat_map(|(plan, lists)| {
-                let firsts = (0..plan.work.n).step_by(PIECE_ROWS as usize);
-                firsts.map(move |first| (plan, lists, first..(first + PIECE_ROWS).min(plan.work.n)))
-            });
-            let parts = pieces.map(|(plan, lists, rows)| {
+            let all = spans.flat_map(|(plan, lists)| pieces(plan.work.n).map(move |rows| (plan, lists, rows)));
+            let parts = all.map(|(plan, lists, rows)| {
                 let (first, n) = (plan.work.first + rows.start, rows.end - rows.start);
                 let query = self.query(g.rows(latent, first, n), g.columns(self.pos, first, n), layer);
                 self.project_out(attention.values(query, plan, lists, &rows), layer)
@@ -236,9 +233,8 @@ impl<'a, 'g> Pass<'a, 'g> {
 
     /// The dense FFN, of a long pass in pieces: three times its width would exist of every row.
     fn dense(&self, x: Tensor<'g>, glu: &'g Glu) -> Tensor<'g> {
-        let (g, n) = (self.g, x.shape()[1]);
-        let pieces = (0..n).step_by(PIECE_ROWS as usize);
-        let parts = pieces.map(|first| self.glu(g.rows(x, first, PIECE_ROWS.min(n - first)), glu));
+        let g = self.g;
+        let parts = pieces(x.shape()[1]).map(|rows| self.glu(g.rows(x, rows.start, rows.end - rows.start), glu));
         parts.reduce(|all, part| g.concat(all, part, 1)).unwrap_or(x)
     }
 

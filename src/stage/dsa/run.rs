@@ -3,7 +3,7 @@
 use super::{
     DsaStage,
     layer::{Lists, Pass},
-    spans::{FEW_ROWS, PIECE_ROWS, SpanPlan, SpanWork, chunks},
+    spans::{FEW_ROWS, SpanPlan, SpanWork, chunks, pieces},
     weights::Head,
 };
 use crate::{
@@ -144,7 +144,7 @@ impl DsaStage {
 
     /// Chunks and pieces at most.
     fn pieces(&self, work: &SpanWork, few: bool) -> usize {
-        chunks(&self.dims, work, few).1.len() + (work.n / PIECE_ROWS) as usize + 3
+        chunks(&self.dims, work, few).1.len() + pieces(work.n).count() + 2
     }
 }
 

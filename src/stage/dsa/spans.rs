@@ -8,6 +8,7 @@ use crate::{
     ggml::{Graph, Tensor},
     policy::Path,
 };
+use std::ops::Range;
 
 /// Rows of a pass up to which every row is computed on its own, so that its bits do not depend on its neighbours.
 pub(super) const FEW_ROWS: usize = 16;
@@ -64,6 +65,11 @@ pub(super) struct SpanPlan<'g> {
     /// What those rows see, `[pos + covered or a few more, covered]` i32: a list for each, -1 where it has ended.
     pub(super) everything: Option<Tensor<'g>>,
     pub(super) chunks: Vec<Chunk<'g>>,
+}
+
+/// `n` rows of a long pass in pieces.
+pub(super) fn pieces(n: i64) -> impl Iterator<Item = Range<i64>> {
+    (0..n).step_by(PIECE_ROWS as usize).map(move |first| first..(first + PIECE_ROWS).min(n))
 }
 
 /// First row and row count of the chunks behind the covered rows.
